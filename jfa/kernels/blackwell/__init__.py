@@ -1,0 +1,1 @@
+"""Warp-specialized kernels for Blackwell (sm_100)."""

@@ -1,0 +1,1 @@
+"""Warp-specialized kernels for Hopper (sm_90)."""
