@@ -1,0 +1,33 @@
+"""Accept the real keyword names for emulated functions that use shorter parameter names internally."""
+import functools
+import inspect
+from . import tl_ops as lang, tlx_ops as tlxops
+
+TLX = dict(assert_same_layout='lhs rhs', async_remote_shmem_store='dst src', async_store='dst_global_ptr src_smem size',
+           clc_consumer='context', clc_producer='context', get_fp8_format_name='dtype', local_load='src', local_reinterpret='src',
+           local_reshape='src', local_slice='buffer', local_store='dst src', local_trans='input',
+           local_view='local_allocated_buffers buffer_idx', remote_shmem_store='dst src',
+           remote_view='local_allocated_buffer remote_cta_rank', require_layout='x layout', size_of='dtype',
+           subslice='local_allocated_buffer', tcgen05_commit='mBarrier')
+TL = dict(arange='start end', associative_scan='input', assume='cond', atomic_add='pointer val', atomic_and='pointer val',
+          atomic_max='pointer val', atomic_min='pointer val', atomic_or='pointer val', atomic_xor='pointer val',
+          broadcast='input other', broadcast_to='input', cast='input dtype', cat='input other', cdiv='x div', clamp='x min max',
+          device_assert='cond', div_rn='x y', dot='input other', expand_dims='input', fdiv='x y', fma='x y z', gather='src index',
+          map_elementwise='scalar_fn', max_constancy='input values', max_contiguous='input values', multiple_of='input values',
+          maximum='x y', minimum='x y', permute='input', reduce='input', reshape='input', split='a', static_assert='cond',
+          trans='input', umulhi='x y', view='input', where='condition x y', zeros_like='input', load='pointer', store='pointer value',
+          sum='input', max='input', min='input')
+
+
+def _wrap(f, real):
+    mine = [p.name for p in inspect.signature(f).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    ren = {r: m for r, m in zip(real.split(), mine) if r != m}
+    @functools.wraps(f)
+    def g(*a, **k):
+        if k: k = {ren.get(n, n): v for n, v in k.items()}
+        return f(*a, **k)
+    return g
+
+
+for table, mod in ((TLX, tlxops), (TL, lang)):
+    for n, real in table.items(): setattr(mod, n, _wrap(getattr(mod, n), real))
