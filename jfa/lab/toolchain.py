@@ -1,93 +1,161 @@
-"""The pinned tools of the course: what should be installed, what is, and whether TLX is the `triton` on top.
+"""The NVIDIA tools that come with Triton: which of them are here, and what they say about a kernel."""
 
-fbtriton (Triton with TLX) and the triton that torch's CUDA wheels depend on install the same module, and pip has no
-order between the two. So `make` installs torch first and fbtriton last, over it, and asserts that TLX imports:
-
-    python -m jfa.lab.toolchain             print the versions and assert
-    python -m jfa.lab.toolchain --install   install fbtriton over torch's triton if it is not on top, then assert
-"""
-
-import argparse
-import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
-import sys
-import tomllib
+import tempfile
+from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-SHOWN = ("torch", "fbtriton", "numpy", "matplotlib", "seaborn", "jupyterlab", "papermill", "pytest", "ruff")
+# Instruction groups by the part of the machine they use. A name that is no group counts every opcode that
+# begins with it.
+GROUPS = {
+    "HGMMA": r"[HQI]GMMA",
+    "UTCMMA": r"UTC\w*MMA",
+    "UTCMMA_2CTA": r"UTC\w*MMA\S*2CTA",
+    "UTCQMMA": r"UTCQMMA|UTCOMMA|UTCMXQMMA",
+    "UTMALDG": r"UTMALDG",
+    "UTMALDG_2CTA": r"UTMALDG\S*2CTA",
+    "UTMALDG_MULTICAST": r"UTMALDG\S*MULTICAST",
+    "UTMASTG": r"UTMASTG",
+    "UTMAREDG": r"UTMAREDG",
+    "UBLKCP": r"UBLKCP",
+    "UBLKRED": r"UBLKRED",
+    "LDTM": r"LDTM",
+    "STTM": r"STTM",
+    "UTCBAR": r"UTCBAR",
+    "UTCCP": r"UTCCP",
+    "LDL": r"LDL",
+    "STL": r"STL",
+    "LDS": r"LDS(?!M)",
+    "STS": r"STS(?!M)",
+    "LDSM": r"LDSM",
+    "STSM": r"STSM",
+    "LDG": r"LDG",
+    "STG": r"STG",
+    "RED": r"RED|ATOMG|REDG",
+    "MUFU_EX2": r"MUFU\.EX2",
+    "USETMAXREG": r"USETMAXREG",
+    "BAR": r"BAR",
+    "SYNCS": r"SYNCS",
+    "UCGABAR": r"UCGABAR|CGABAR|BARRIER\.CLUSTER",
+    "UGETNEXTWORKID": r"UGETNEXTWORKID",
+    "PACKED_FP32": r"FFMA2|FMUL2|FADD2",
+    "HMMA": r"HMMA",
+    "SHFL": r"SHFL",
+    "WARPGROUP": r"WARPGROUP",
+    "STAS": r"STAS",
+}
 
 
-def pins(extra: str) -> list[str]:
-    """Return the requirement lines of one extra of pyproject.toml ("course" or "tlx"), in their order."""
-    with open(ROOT / "pyproject.toml", "rb") as handle:
-        return tomllib.load(handle)["project"]["optional-dependencies"][extra]
+class ToolMissing(RuntimeError):
+    """A program that the question needs is not installed on this machine."""
 
 
-def version_of(name: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+class Opcodes(Counter):
+    """Counts of machine instructions by full opcode, readable by group or by the beginning of a name.
+
+    ``opcodes["HGMMA"]`` counts a group of ``GROUPS``; ``opcodes["UTMALDG.2D"]`` counts every opcode that begins
+    so; absent ones count 0. Iteration and ``items()`` give full opcodes.
+    """
+
+    def __getitem__(self, name):
+        pattern = GROUPS.get(name, re.escape(name))
+        return sum(count for opcode, count in self.items() if re.match(pattern, opcode))
+
+    def groups(self):
+        """Nonzero counts by group, in the order of ``GROUPS``, as a dict."""
+        return {name: self[name] for name in GROUPS if self[name]}
 
 
-def pinned_version(requirement: str) -> str:
-    """Return the version of an exact requirement such as ``fbtriton==3.7.4; sys_platform == 'linux'``."""
-    found = re.match(r"[A-Za-z0-9_.-]+==([^;\s]+)", requirement)
-    if found is None:
-        raise ValueError(f"{requirement!r} is not an exact pin")
-    return found.group(1)
+def locate(name):
+    """Path of ``ptxas``, ``ptxas-blackwell`` or ``nvdisasm``, or None; Triton's own copy before the system's.
+
+    A tool named by ``TRITON_PTXAS_PATH``, ``TRITON_PTXAS_BLACKWELL_PATH`` or ``TRITON_NVDISASM_PATH`` wins.
+    """
+    from triton.backends import nvidia
+
+    chosen = os.environ.get(f"TRITON_{name.upper().replace('-', '_')}_PATH")
+    if chosen and os.access(chosen, os.X_OK):
+        return chosen
+    shipped = Path(nvidia.__path__[0]) / "bin" / name
+    if os.access(shipped, os.X_OK):
+        return str(shipped)
+    return shutil.which(name) if name == "nvdisasm" else None
 
 
-def overwritten() -> list[str]:
-    """Return the files of fbtriton that another package has replaced or removed (by size), [] if none."""
-    wrong = []
-    for entry in importlib.metadata.files("fbtriton") or []:
-        path = Path(entry.locate())
-        if entry.size is not None and (not path.exists() or path.stat().st_size != entry.size):
-            wrong.append(str(entry))
-    return wrong
+def require(name, purpose):
+    """Path of a tool, or ToolMissing with what it was wanted for and where it should lie."""
+    path = locate(name)
+    if path is None:
+        variable = f"TRITON_{name.upper().replace('-', '_')}_PATH"
+        raise ToolMissing(
+            f"{purpose} needs {name}, which is not in this Triton installation (triton/backends/nvidia/bin); "
+            f"install fbtriton's full wheel or name the program in {variable}"
+        )
+    return path
 
 
-def problem() -> str | None:
-    """Return what keeps this environment from compiling TLX kernels, or None if nothing does."""
-    wanted = pinned_version(pins("tlx")[0])
-    found = version_of("fbtriton")
-    if found != wanted:
-        return f"fbtriton {wanted} is wanted, {found or 'none'} is installed"
-    if wrong := overwritten():
-        return f"another package replaced {len(wrong)} files of fbtriton, {wrong[0]} among them"
-    code = "import triton.language.extra.tlx"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        return f"`{code}` fails: {(run.stderr.strip().splitlines() or ['no message'])[-1]}"
-    return None
+def assembler(capability):
+    """Name of the assembler that Triton uses for a compute capability (90, 100)."""
+    return "ptxas-blackwell" if capability >= 100 else "ptxas"
 
 
-def install() -> None:
-    """Put fbtriton over whatever owns the module `triton`; nothing happens when it is on top already."""
-    if problem() is not None:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps"]
-        subprocess.run([*command, *pins("tlx")], check=True)
+def assemble(ptx, capability, options):
+    """What ``ptxas -v`` reports when it is run as Triton runs it; raises ToolMissing without the assembler.
+
+    Returns a dict: registers, barriers, stack_bytes, spill_store_bytes, spill_load_bytes and warnings (lines
+    about serialized wgmma and other warnings). ``options`` are Triton's parsed backend options.
+    """
+    program = require(assembler(capability), f"the register and spill report for sm_{capability}")
+    command = [program, "-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name=sm_{capability}a"]
+    if not options.enable_fp_fusion:
+        command.append("--fmad=false")
+    if options.ptx_options:
+        command += options.ptx_options.split()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command += [str(source), "-o", str(Path(folder, "kernel.cubin"))]
+        done = subprocess.run(command, capture_output=True, text=True)
+    log = done.stderr + done.stdout
+    if done.returncode:
+        raise RuntimeError(f"{Path(program).name} failed: {log[-2000:]}")
+    return parse_assembler_log(log)
 
 
-def main() -> int:
-    """Print the versions, install if asked, and return 1 when TLX does not import on a system that has it."""
-    parser = argparse.ArgumentParser(description="Check, or with --install complete, the pinned tools.")
-    parser.add_argument("--install", action="store_true", help="install fbtriton over torch's triton if needed")
-    options = parser.parse_args()
-    if not sys.platform.startswith("linux"):
-        print("fbtriton has wheels for Linux only: here the kernels run in the emulator, and none is compiled.")
-        return 0
-    if options.install:
-        install()
-    print(f"Python {sys.version.split()[0]}, " + ", ".join(f"{name} {version_of(name)}" for name in SHOWN))
-    found = problem()
-    print(f"TLX is missing: {found}." if found else "TLX imports.")
-    return 1 if found else 0
+def parse_assembler_log(log):
+    """The numbers and warnings of one ``ptxas -v`` log, as ``assemble`` returns them."""
+
+    def number(pattern):
+        return sum(int(found) for found in re.findall(pattern, log))
+
+    noted = [line.strip() for line in log.splitlines() if re.search(r"warning|\(C7\d+\)|serializ", line, re.I)]
+    return {
+        "registers": max((int(found) for found in re.findall(r"Used (\d+) registers", log)), default=0),
+        "barriers": number(r"used (\d+) barriers"),
+        "stack_bytes": number(r"(\d+) bytes stack frame"),
+        "spill_store_bytes": number(r"(\d+) bytes spill stores"),
+        "spill_load_bytes": number(r"(\d+) bytes spill loads"),
+        "warnings": noted,
+    }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def disassemble(cubin):
+    """SASS text of a cubin; raises ToolMissing without nvdisasm."""
+    program = require("nvdisasm", "counting machine instructions")
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(cubin)
+        done = subprocess.run([program, "-c", str(binary)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"nvdisasm failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def count_opcodes(sass):
+    """Opcodes of SASS text, padding after the final branch not left out."""
+    line_of_code = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.\w+)*)")
+    found = (line_of_code.match(line) for line in sass.splitlines())
+    return Opcodes(match.group(1) for match in found if match)

@@ -1,0 +1,113 @@
+"""The runner turns every way in which a notebook can fail in silence into a failure that is seen."""
+
+import nbformat
+import pytest
+
+from jfa.lab import notebooks, runner
+
+CLAIM = "print('claim holds: one is one')"
+
+
+def write(path, *cells, parameters="QUICK = False"):
+    """Write a notebook of code cells; `parameters` is the source of the tagged cell (None: no such cell)."""
+    notebook = nbformat.v4.new_notebook()
+    if parameters is not None:
+        tagged = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+        notebook.cells.append(tagged)
+    notebook.cells += [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, path)
+    return path
+
+
+def run(path, **options):
+    """Execute a notebook into a folder that does not exist yet."""
+    return runner.run_notebook(path, path.parent / "not" / "yet" / path.name, **options)
+
+
+def test_passes_in_its_own_folder_and_leaves_no_metadata(tmp_path):
+    (tmp_path / "beside.txt").write_text("found")
+    path = write(tmp_path / "a.ipynb", "print(open('beside.txt').read(), QUICK)", CLAIM, CLAIM)
+    result = run(path, parameters={"QUICK": True})
+    assert result.problems == []
+    assert result.claims == 2
+    executed = notebooks.read(tmp_path / "not" / "yet" / "a.ipynb")
+    assert "found True" in notebooks.output_texts(executed.cells[2])[0]
+    assert executed.metadata.kernelspec.name == "python3"
+    assert set(executed.metadata) == {"kernelspec", "language_info"}
+    assert all(set(cell.metadata) <= {"tags"} for cell in executed.cells)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("QUICK = False\nSIZE = 2 * 4", "not a flat literal"),
+        ("QUICK: bool = False", "only `name = literal`"),
+        (None, "exactly one cell tagged"),
+        ("SIZE = 3", "unknown parameters ['QUICK']"),
+    ],
+)
+def test_parameters_that_would_be_ignored_are_refused(tmp_path, source, message):
+    path = write(tmp_path / "a.ipynb", CLAIM, parameters=source)
+    result = run(path, parameters={"QUICK": True})
+    assert len(result.problems) == 1
+    assert message in result.problems[0]
+
+
+def test_two_tagged_cells_are_refused(tmp_path):
+    path = write(tmp_path / "a.ipynb", CLAIM)
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("QUICK = True", metadata={"tags": ["parameters"]}))
+    nbformat.write(notebook, path)
+    assert "found 2" in run(path).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ((CLAIM, "1 / 0", CLAIM), "ZeroDivisionError"),
+        ((CLAIM, "%nosuchmagic", CLAIM), "magic"),
+        ((CLAIM, "%run nosuchfile.py"), "nosuchfile"),
+        ((CLAIM, "import os\nos._exit(3)", CLAIM), "DeadKernelError"),
+        ((CLAIM, "import sys\nsys.exit(0)", CLAIM), "last cell did not run"),
+        (("1 + 1",), "no claim was checked"),
+    ],
+    ids=["error", "unknown magic", "failed magic", "dead kernel", "sys.exit", "no claim"],
+)
+def test_what_fails_is_reported(tmp_path, cells, message):
+    result = run(write(tmp_path / "a.ipynb", *cells))
+    assert not result.passed
+    assert any(message in problem for problem in result.problems), result.problems
+
+
+def test_a_cell_that_hangs_ends_at_the_timeout(tmp_path):
+    result = run(write(tmp_path / "a.ipynb", CLAIM, "import time\ntime.sleep(60)"), timeout=2)
+    assert any("Timeout" in problem for problem in result.problems), result.problems
+    assert result.seconds < 40
+
+
+def test_write_puts_back_only_what_passed(tmp_path):
+    good, bad = write(tmp_path / "a.ipynb", CLAIM), write(tmp_path / "b.ipynb", CLAIM, "assert False")
+    before = bad.read_text()
+    assert run(good, write=True).passed
+    assert not run(bad, write=True).passed
+    assert bad.read_text() == before
+    assert [cell.execution_count for cell in notebooks.read(good).cells] == [1, 2]
+
+
+def test_table_and_exit_status(tmp_path, capsys):
+    good, bad = write(tmp_path / "good.ipynb", CLAIM), write(tmp_path / "bad.ipynb", "1 / 0")
+    assert runner.main([str(good), str(bad), "--jobs", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "notebook  seconds  claims checked  passed" in printed
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["good", "1", "yes"] in [[line[0], line[2], line[3]] for line in lines if len(line) == 4]
+    assert "bad: cell 1: ZeroDivisionError: division by zero" in printed
+    assert runner.main([str(good)]) == 0
+
+
+def test_unknown_names_and_quick_writes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        runner.main(["99"])
+    with pytest.raises(SystemExit):
+        runner.main(["--write", "--quick"])
+    assert "--write keeps the default parameters" in capsys.readouterr().err
