@@ -44,7 +44,7 @@ readme: $(STAMP) ## rewrite the generated table of README.md from the CSVs in fi
 	$(PY) -m jfa.lab.figures --readme
 
 check: $(STAMP) ## print what is installed and assert that TLX imports
-	$(PY) -m jfa.lab.toolchain
+	$(PY) -m jfa.lab.pins
 
 install: $(STAMP) ## make the environment and nothing else
 
@@ -63,5 +63,5 @@ $(PY):
 
 $(STAMP): pyproject.toml | $(PY)
 	$(PY) -m pip install --quiet --editable '.[course]'
-	$(PY) -m jfa.lab.toolchain --install
+	$(PY) -m jfa.lab.pins --install
 	@touch $(STAMP)
