@@ -1,0 +1,373 @@
+"""The public function: it validates, then calls one PyTorch operator that runs the chosen backend."""
+
+import math
+
+import torch
+
+from jfa import backends, jagged
+from jfa.kernels.problem import Problem
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def jagged_flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_offsets: torch.Tensor | None = None,
+    q_offsets: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+    return_lse: bool = False,
+    deterministic: bool = False,
+    max_kv_len: int | None = None,
+    schedule=None,
+    backend: str = "auto",
+    step=None,
+    check: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention of each sequence of a jagged batch over its own keys and values.
+
+    Broadcast-Q (no ``q_offsets``): q (M, Hq, D) is shared by all B sequences; returns out (B, M, Hq, Dv) and,
+    with ``return_lse``, lse (B, Hq, M). Packed Q: q (Tq, Hq, D); returns out (Tq, Hq, Dv), lse (Hq, Tq).
+    k (T, Hkv, D) and v (T, Hkv, Dv) are packed, or ``torch.nested`` jagged tensors that bring the offsets
+    along. Offsets (B + 1,) are int32 or int64. Query heads share KV heads in contiguous groups: Hq is a
+    multiple of Hkv. bfloat16 and float16 on every backend, float32 (IEEE, no TF32) on reference and
+    triton, float64 on reference; under autocast q, k and v are cast as in
+    ``scaled_dot_product_attention``. out has the dtype of q; lse is the natural logarithm, float32
+    (float64 for float64), and differentiable. Gradients are first-order only.
+
+    ``scale``: default D ** -0.5. ``window``: (left, right) keys around the aligned one, both included,
+    None (or -1) unbounded; the last query row is aligned with the last key. ``causal`` is right = 0. A
+    row that sees no key gives out 0, lse -inf and zero gradients. Rows past the last offset are never
+    read; their gradients are 0, and with packed Q their out is 0 and lse -inf. ``max_kv_len``: an upper
+    bound of all lengths. It lets a GPU launch without reading the offsets (a CUDA graph that is captured
+    with it stays right for any lengths up to it); a longer sequence is an error when checked.
+    ``deterministic``: the same bits for dq in every run; ``torch.use_deterministic_algorithms`` asks for
+    it too. ``schedule``: a ``jfa.schedule.Schedule``. ``step``: a step of the course, by name or as an
+    object. ``backend``: one of ``jfa.backends.NAMES``; kernels run CPU tensors in the emulator.
+    ``check``: read the offsets' values and refuse bad ones; None does so on a CPU only, as a GPU must be
+    waited for.
+
+    Raises TypeError and ValueError that name the argument, what was expected and what came, and RuntimeError
+    when the backend cannot run on this machine or a second derivative is asked for. Defined by
+    ``jfa.reference.attention``; notebook 01_jagged_batches explains it.
+    """
+    q, k, v, kv_offsets, q_offsets = _unpack(q, k, v, kv_offsets, q_offsets)
+    q, k, v = _autocast(q, k, v)
+    _check_tensors(q, k, v, kv_offsets, q_offsets)
+    left, right = _check_window(window)
+    if causal:
+        right = 0
+    _check_options(scale, max_kv_len, backend)
+    out, lse = torch.ops.jfa.forward(
+        q,
+        k,
+        v,
+        kv_offsets,
+        q_offsets,
+        [] if schedule is None else schedule.tensors(),
+        scale,
+        left,
+        right,
+        max_kv_len,
+        backend,
+        _step_key(step),
+        bool(deterministic),
+        check,
+    )
+    return (out, lse) if return_lse else out
+
+
+# ---------------------------------------------------------------------------------------------- validation
+
+
+def _unpack(q, k, v, kv_offsets, q_offsets):
+    """Plain tensors and offsets, whether or not nested tensors came."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if k.is_nested != v.is_nested:
+        raise TypeError(f"k and v: expected both or neither nested, got k.is_nested = {k.is_nested} alone")
+    if k.is_nested:
+        if kv_offsets is not None:
+            raise ValueError("kv_offsets: expected None, because the nested k and v bring their own")
+        k, kv_offsets = jagged.from_nested(k)
+        v, v_offsets = jagged.from_nested(v)
+        if v_offsets is not kv_offsets and not torch.equal(v_offsets, kv_offsets):
+            raise ValueError("v: expected the offsets of the nested k, got others")
+    if q.is_nested:
+        if q_offsets is not None:
+            raise ValueError("q_offsets: expected None, because the nested q brings its own")
+        q, q_offsets = jagged.from_nested(q)
+    return q, k, v, kv_offsets, q_offsets
+
+
+def _autocast(q, k, v):
+    device = q.device.type
+    if not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    cast = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)]
+    return cast[0], cast[1], cast[2]
+
+
+def _check_tensors(q, k, v, kv_offsets, q_offsets) -> None:
+    for name, tensor, shape in (("q", q, "rows, Hq, D"), ("k", k, "T, Hkv, D"), ("v", v, "T, Hkv, Dv")):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name}: expected three dimensions ({shape}), got shape {tuple(tensor.shape)}")
+        if tensor.shape[1] == 0 or tensor.shape[2] == 0:
+            raise ValueError(f"{name}: expected one head and one column at least, got {tuple(tensor.shape)}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: expected to be on {q.device} like q, got {tensor.device}")
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(
+            "q, k, v: expected one dtype of bfloat16, float16, float32 and float64 for all three, "
+            f"got q {q.dtype}, k {k.dtype}, v {v.dtype}"
+        )
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"k: expected the head dimension of q, {q.shape[2]}, got {k.shape[2]}")
+    if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1]:
+        raise ValueError(f"v: expected (T, Hkv) = {tuple(k.shape[:2])} like k, got {tuple(v.shape[:2])}")
+    if q.shape[1] % k.shape[1] != 0:
+        raise ValueError(
+            f"q: expected a number of heads that is a multiple of the {k.shape[1]} heads of k and v, "
+            f"got {q.shape[1]}"
+        )
+    jagged.check_offsets_form(kv_offsets, name="kv_offsets", device=q.device)
+    if q_offsets is None:
+        return
+    jagged.check_offsets_form(q_offsets, name="q_offsets", device=q.device)
+    if q_offsets.shape[0] != kv_offsets.shape[0]:
+        raise ValueError(
+            f"q_offsets: expected as many sequences as kv_offsets has, {kv_offsets.shape[0] - 1}, "
+            f"got {q_offsets.shape[0] - 1}"
+        )
+
+
+def _check_window(window) -> tuple[int, int]:
+    """(left, right) with -1 for unbounded."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ValueError(f"window: expected (left, right), got {window!r}")
+    sides = []
+    for name, side in (("left", window[0]), ("right", window[1])):
+        if side is None:
+            side = -1
+        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
+            raise TypeError(f"window: expected int or None as its {name} side, got {type(side).__name__}")
+        if side < -1:
+            raise ValueError(f"window: expected a number of keys as its {name} side, None or -1, got {side}")
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+def _check_options(scale, max_kv_len, backend) -> None:
+    if scale is not None:
+        if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
+            raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
+        if not math.isfinite(scale):
+            raise ValueError(f"scale: expected a finite number, got {scale}")
+    if max_kv_len is not None:
+        if isinstance(max_kv_len, bool) or not isinstance(max_kv_len, (int, torch.SymInt)):
+            raise TypeError(f"max_kv_len: expected an int or None, got {type(max_kv_len).__name__}")
+        if max_kv_len < 0:
+            raise ValueError(f"max_kv_len: expected 0 or more rows, got {max_kv_len}")
+    if backend not in backends.NAMES:
+        raise ValueError(f"backend: expected one of {', '.join(backends.NAMES)}, got {backend!r}")
+
+
+# --------------------------------------------------------------------------------------------------- steps
+
+_STEPS: dict[str, object] = {}
+
+
+def _step_key(step) -> str | None:
+    """What an operator can carry of a step: its name, or for an object the key it is kept under here."""
+    if step is None or isinstance(step, str):
+        return step
+    key = f"{step.name}#{id(step)}"
+    _STEPS[key] = step
+    return key
+
+
+def _find_step(key: str | None, backend: str, backward: bool):
+    """The step object of a key for one direction, or None for the backend's own choice."""
+    if key is None:
+        return None
+    if backend not in backends.ARCHITECTURES:
+        raise ValueError(f'step: expected None with backend="{backend}", which has no steps, got {key!r}')
+    if key in _STEPS:
+        return _STEPS[key]
+    from jfa import steps
+
+    arch = backends.ARCHITECTURES[backend]
+    ladders = {False: steps.FORWARD[arch], True: steps.BACKWARD[arch]}
+    for step in ladders[backward]:
+        if step.name == key:
+            return step
+    names = [step.name for step in ladders[not backward]]
+    if key in names:
+        return None
+    known = ", ".join(dict.fromkeys([step.name for step in ladders[False]] + [s.name for s in ladders[True]]))
+    raise ValueError(f"step: expected one of {known} for {arch}, got {key!r}")
+
+
+# ----------------------------------------------------------------------------------------------- operators
+
+OPTIONS = (
+    "Tensor kv_offsets, Tensor? q_offsets, Tensor[] schedule, float? scale, SymInt window_left, "
+    "SymInt window_right, SymInt? max_kv_len, str backend, str? step, bool deterministic"
+)
+LIBRARY = torch.library.Library("jfa", "DEF")
+LIBRARY.define(
+    f"forward(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool? check) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> Problem:
+    return Problem(
+        batch=kv_offsets.shape[0] - 1,
+        heads_q=q.shape[1],
+        heads_kv=k.shape[1],
+        head_dim=q.shape[2],
+        head_dim_v=v.shape[2],
+        total_q=q.shape[0],
+        total_kv=k.shape[0],
+        broadcast_q=q_offsets is None,
+        scale=q.shape[2] ** -0.5 if scale is None else float(scale),
+        # A side that reaches past every key is unbounded; so kernels never add a huge window to an index.
+        window_left=-1 if left >= k.shape[0] else left,
+        window_right=-1 if right >= q.shape[0] > 0 else right,
+        max_kv_len=max_kv_len,
+        dtype=q.dtype,
+        device_type=q.device.type,
+    )
+
+
+def _schedule(tensors):
+    if not tensors:
+        return None
+    from jfa.schedule import Schedule
+
+    return Schedule.from_tensors(tensors)
+
+
+def _forward(
+    q,
+    k,
+    v,
+    kv_offsets,
+    q_offsets,
+    schedule,
+    scale,
+    left,
+    right,
+    max_kv_len,
+    backend,
+    step,
+    deterministic,
+    check,
+):
+    if check is None:
+        check = q.device.type == "cpu"
+    if check:
+        jagged.check_offsets_values(kv_offsets, k.shape[0], name="kv_offsets", max_len=max_kv_len)
+        if q_offsets is not None:
+            jagged.check_offsets_values(q_offsets, q.shape[0], name="q_offsets")
+    problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
+    name = backends.select(backend, problem, q.device)
+    options = {"schedule": _schedule(schedule), "step": _find_step(step, name, backward=False)}
+    with backends.running(name, q.device):
+        return backends.module(name).forward(problem, q, k, v, kv_offsets, q_offsets, **options)
+
+
+def _backward(
+    dout,
+    dlse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    kv_offsets,
+    q_offsets,
+    schedule,
+    scale,
+    left,
+    right,
+    max_kv_len,
+    backend,
+    step,
+    deterministic,
+    needs,
+):
+    problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
+    name = backends.select(backend, problem, q.device)
+    options = {
+        "schedule": _schedule(schedule),
+        "step": _find_step(step, name, backward=True),
+        "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
+        "needs": tuple(needs),
+    }
+    with backends.running(name, q.device):
+        grads = backends.module(name).backward(
+            problem, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, **options
+        )
+    return tuple(
+        grad if need else x.new_empty(0) for grad, x, need in zip(grads, (q, k, v), needs, strict=True)
+    )
+
+
+def _forward_fake(q, k, v, kv_offsets, q_offsets, *rest):
+    # From shapes alone: a result made "like" a strided input would get strides that no kernel returns.
+    shape, lse = (q.shape[0], q.shape[1], v.shape[2]), (q.shape[1], q.shape[0])
+    if q_offsets is None:
+        batch = kv_offsets.shape[0] - 1
+        shape, lse = (batch, *shape), (batch, *lse)
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(shape), q.new_empty(lse, dtype=statistics)
+
+
+def _backward_fake(dout, dlse, q, k, v, *rest):
+    needs = rest[-1]
+    return tuple(x.new_empty(x.shape if need else (0,)) for x, need in zip((q, k, v), needs, strict=True))
+
+
+def _save(ctx, inputs, output):
+    q, k, v, kv_offsets, q_offsets, schedule, *options, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, *schedule)
+    ctx.options = options
+
+
+def _gradients(ctx, dout, dlse):
+    q, k, v, out, lse, kv_offsets, q_offsets, *schedule = ctx.saved_tensors
+    rest = [None, None, [None] * len(schedule), *8 * [None]]  # of the arguments after q, k and v
+    needs = list(ctx.needs_input_grad[:3])
+    if (dout is None and dlse is None) or not any(needs):
+        return None, None, None, *rest
+    if dout is None:
+        dout = torch.zeros_like(out)
+    grads = torch.ops.jfa.backward(
+        dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, schedule, *ctx.options, needs
+    )
+    return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *rest
+
+
+def _refuse(ctx, *grads):
+    raise RuntimeError("jagged_flash_attention has first derivatives only; a second one was asked for")
+
+
+for _name, _real, _fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
+    torch.library.impl(f"jfa::{_name}", "default", _real, lib=LIBRARY)
+    torch.library.register_fake(f"jfa::{_name}", _fake, lib=LIBRARY)
+torch.library.register_autograd("jfa::forward", _gradients, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd("jfa::backward", _refuse, lib=LIBRARY)
