@@ -1,7 +1,7 @@
 """The ladder: every step of the course as data, by architecture and direction.
 
 ``FORWARD["hopper"]`` is the list of steps of the Hopper forward kernel in the order of the course; likewise
-``FORWARD["blackwell"]`` and ``BACKWARD``. An entry names its roles (jit functions) and its tile configuration;
+``FORWARD["blackwell"]`` and ``BACKWARD``. An entry names its roles (jit functions) and its tiling;
 ``dataclasses.replace(step, softmax=mine)`` is a step with another role, ready to be run:
 ``jfa.jagged_flash_attention(..., backend="hopper", step=mine)``.
 """

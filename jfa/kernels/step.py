@@ -1,4 +1,4 @@
-"""A step of the course as data: the roles of a kernel, its tile configuration, and the order of its tile list.
+"""A step of the course as data: the roles of a kernel, its tile configuration, its order of tiles.
 
 An optimization is ``dataclasses.replace(step, role=another_role)``; so is an experiment in a notebook cell.
 """
