@@ -55,7 +55,7 @@ def jagged_flash_attention(
     when the backend cannot run on this machine or a second derivative is asked for. Defined by
     ``jfa.reference.attention``; notebook 01_jagged_batches explains it.
     """
-    q, k, v, kv_offsets, q_offsets = _unpack(q, k, v, kv_offsets, q_offsets)
+    q, k, v, kv_offsets, q_offsets = _unpack(q, k, v, kv_offsets, q_offsets, check)
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v, kv_offsets, q_offsets)
     left, right = _check_window(window)
@@ -84,7 +84,7 @@ def jagged_flash_attention(
 # ---------------------------------------------------------------------------------------------- validation
 
 
-def _unpack(q, k, v, kv_offsets, q_offsets):
+def _unpack(q, k, v, kv_offsets, q_offsets, check):
     """Plain tensors and offsets, whether or not nested tensors came."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
@@ -96,8 +96,11 @@ def _unpack(q, k, v, kv_offsets, q_offsets):
             raise ValueError("kv_offsets: expected None, because the nested k and v bring their own")
         k, kv_offsets = jagged.from_nested(k)
         v, v_offsets = jagged.from_nested(v)
-        if v_offsets is not kv_offsets and not torch.equal(v_offsets, kv_offsets):
-            raise ValueError("v: expected the offsets of the nested k, got others")
+        if v_offsets is not kv_offsets:
+            if check is None:
+                check = k.device.type == "cpu" and not torch.compiler.is_compiling()
+            if v_offsets.shape != kv_offsets.shape or (check and not torch.equal(v_offsets, kv_offsets)):
+                raise ValueError("v: expected sequences of the lengths that the nested k has, got others")
     if q.is_nested:
         if q_offsets is not None:
             raise ValueError("q_offsets: expected None, because the nested q brings its own")
@@ -167,8 +170,6 @@ def _check_options(scale, max_kv_len, backend) -> None:
     if scale is not None:
         if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
-        if not math.isfinite(scale):
-            raise ValueError(f"scale: expected a finite number, got {scale}")
     if max_kv_len is not None:
         if isinstance(max_kv_len, bool) or not isinstance(max_kv_len, (int, torch.SymInt)):
             raise TypeError(f"max_kv_len: expected an int or None, got {type(max_kv_len).__name__}")
@@ -233,6 +234,9 @@ LIBRARY.define(
 
 
 def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> Problem:
+    scale = q.shape[2] ** -0.5 if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
     return Problem(
         batch=kv_offsets.shape[0] - 1,
         heads_q=q.shape[1],
@@ -242,7 +246,7 @@ def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> 
         total_q=q.shape[0],
         total_kv=k.shape[0],
         broadcast_q=q_offsets is None,
-        scale=q.shape[2] ** -0.5 if scale is None else float(scale),
+        scale=scale,
         # A side that reaches past every key is unbounded; so kernels never add a huge window to an index.
         window_left=-1 if left >= k.shape[0] else left,
         window_right=-1 if right >= q.shape[0] > 0 else right,

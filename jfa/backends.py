@@ -131,7 +131,7 @@ def running(name: str, device: torch.device):
 def _inside_emulator() -> bool:
     from jfa import emulator
 
-    return emulator.active() is not None
+    return getattr(emulator, "active", lambda: None)() is not None
 
 
 def _automatic(problem: Problem, device: torch.device) -> str:
