@@ -51,7 +51,11 @@ def parameters(notebook) -> dict[str, object]:
     if len(tagged) != 1:
         raise ValueError(f"expected exactly one cell tagged 'parameters', found {len(tagged)}")
     found: dict[str, object] = {}
-    for statement in ast.parse(tagged[0].source).body:
+    try:
+        body = ast.parse(tagged[0].source).body
+    except SyntaxError as error:
+        raise ValueError(f"the parameters cell is not plain Python: {error}") from error
+    for statement in body:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if not isinstance(target, ast.Name) or len(statement.targets) != 1:
             raise ValueError(
