@@ -384,7 +384,7 @@ class emulate:
     def __enter__(self):
         import triton.runtime.jit as J, triton.runtime.autotuner as A
         self.saved = (J.JITFunction.run, A.Autotuner.run, A.Heuristics.run)
-        def run(k, *args, grid, warmup=False, **kw):
+        def run(k, /, *args, grid, warmup=False, **kw):
             self.reports.append(launch(k, grid, args, kw, **self.opts))
         J.JITFunction.run = A.Autotuner.run = A.Heuristics.run = run
         return self

@@ -10,7 +10,7 @@ REPORTS = []
 class StubJIT:
     def __init__(self, fn, **kw): self.fn = fn; self.__name__ = fn.__name__; self.__doc__ = fn.__doc__
     def __getitem__(self, grid): return lambda *a, **k: self.run(*a, grid=grid, **k)
-    def run(self, *a, grid, warmup=False, **k): REPORTS.append(F.launch(self, grid, a, k, **OPTS))
+    def run(self, /, *a, grid, warmup=False, **k): REPORTS.append(F.launch(self, grid, a, k, **OPTS))
     def __call__(self, *a, **k): return F.kernel(self)(*a, **k)
 
 
