@@ -245,7 +245,7 @@ def _atomic(fn):
         CTX.machine.maybe_preempt()
         buf, offs, m = _resolve(p, mask); dt = p.dtype.element_ty
         v = np.broadcast_to(D.to_store(dt, as_tensor(v).to(dt).d), offs.shape)
-        old = Tensor(D.from_store(dt, buf.flat[offs]), dt)
+        old = Tensor(D.from_store(dt, buf.flat[offs if m is None else np.where(m, offs, 0)]), dt)
         sel = slice(None) if m is None else m
         if offs.ndim == 0:
             if m is None or bool(m): buf.flat[int(offs)] = fn(buf.flat[int(offs)], v)
