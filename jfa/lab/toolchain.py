@@ -56,8 +56,8 @@ class ToolMissing(RuntimeError):
 class Opcodes(Counter):
     """Counts of machine instructions by full opcode, readable by group or by the beginning of a name.
 
-    ``opcodes["HGMMA"]`` counts a group of ``GROUPS``; ``opcodes["UTMALDG.2D"]`` counts every opcode that begins
-    so; absent ones count 0. Iteration and ``items()`` give full opcodes.
+    ``opcodes["HGMMA"]`` counts a group of ``GROUPS``; ``opcodes["UTMALDG.2D"]`` counts every opcode that
+    begins so; absent ones count 0. Iteration and ``items()`` give full opcodes.
     """
 
     def __getitem__(self, name):
@@ -131,7 +131,9 @@ def parse_assembler_log(log):
     def number(pattern):
         return sum(int(found) for found in re.findall(pattern, log))
 
-    noted = [line.strip() for line in log.splitlines() if re.search(r"warning|\(C7\d+\)|serializ", line, re.I)]
+    noted = [
+        line.strip() for line in log.splitlines() if re.search(r"warning|\(C7\d+\)|serializ", line, re.I)
+    ]
     return {
         "registers": max((int(found) for found in re.findall(r"Used (\d+) registers", log)), default=0),
         "barriers": number(r"used (\d+) barriers"),
