@@ -1,0 +1,74 @@
+"""The baseline's forward kernel: one program a tile of queries, one warp group, everything in program order."""
+
+import triton
+import triton.language as tl
+
+from jfa.kernels.baseline_parts import (
+    LN_2,
+    find_queries,
+    find_query_tile,
+    find_rows,
+    key_range,
+    load_tile,
+    softmax_step,
+    store_tile,
+    visible,
+)
+
+RUN_TIME_SIZES = ["batch", "total_q", "total_kv", "left", "right"]  # never part of what is compiled
+
+
+@triton.jit(do_not_specialize=RUN_TIME_SIZES)
+def forward_kernel(
+    q, k, v, out, lse, kv_offsets, q_offsets, batch, total_q, total_kv,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, scale, unit, left, right,
+    HEADS_Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PACKED_Q: tl.constexpr, PRESCALE: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attention of BLOCK_M queries of one head over the keys of their sequence."""
+    # Heads vary fastest: neighbouring programs read neighbouring columns of the same K and V rows.
+    head = (tl.program_id(0) % HEADS_Q).to(tl.int64)
+    tile = tl.program_id(0) // HEADS_Q
+    sequence, first = find_query_tile(q_offsets, tile, batch, total_q, BLOCK_M, PACKED_Q)
+    q_start, q_len, slab = find_queries(q_offsets, sequence, batch, total_q, PACKED_Q)
+    if first >= q_len:
+        return
+    kv_start, kv_len = find_rows(kv_offsets, sequence, batch, total_kv)
+    kv_len = tl.where(sequence < batch, kv_len, 0)  # rows of q past the last sequence see nothing
+    shift = kv_len - q_len
+    low, high = key_range(first, BLOCK_M, shift, kv_len, left, right, HAS_LEFT, HAS_RIGHT)
+
+    q_row = q_start + first
+    q_rows = tl.where(high > low, q_len - first, 0)
+    q_tile = load_tile(q + q_row * stride_qt + head * stride_qh, stride_qt, q_rows, BLOCK_M, D, BLOCK_D)
+    k_head = k + kv_start * stride_kt + (head // GROUP) * stride_kh
+    v_head = v + kv_start * stride_vt + (head // GROUP) * stride_vh
+
+    query = tl.arange(0, BLOCK_M)[:, None]
+    key = tl.arange(0, BLOCK_N)[None, :]
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for start in range(low, high, BLOCK_N):
+        row = start.to(tl.int64)
+        k_tile = load_tile(k_head + row * stride_kt, stride_kt, kv_len - start, BLOCK_N, D, BLOCK_D)
+        v_tile = load_tile(v_head + row * stride_vt, stride_vt, kv_len - start, BLOCK_N, DV, BLOCK_DV)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        if PRESCALE:  # scale <= 0: multiply before masking, -inf * 0 is no number
+            s = s * scale
+        diagonal = first.to(tl.int64) + shift - start
+        s = tl.where(
+            visible(query, key, diagonal, kv_len - start, left, right, HAS_LEFT, HAS_RIGHT), s, float("-inf")
+        )
+        p, alpha, row_max, row_sum = softmax_step(s, unit, row_max, row_sum)
+        acc = acc * alpha[:, None]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+
+    acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    out_row = slab * total_q + q_row
+    store_tile(out + (out_row * HEADS_Q + head) * DV, HEADS_Q * DV, q_len - first, acc, BLOCK_M, DV, BLOCK_DV)
+    rows = tl.arange(0, BLOCK_M)
+    lse_row = (slab * HEADS_Q + head) * total_q + q_row
+    tl.store(lse + lse_row + rows, (row_max + tl.log2(row_sum)) * LN_2, mask=rows < q_len - first)

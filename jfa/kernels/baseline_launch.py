@@ -1,0 +1,104 @@
+"""How the baseline chooses a configuration and launches: what is tuned, what it is keyed on, and when it is not."""
+
+import functools
+import os
+
+import torch
+import triton
+
+MAX_PROGRAMS = 2**31 - 1  # of a grid's first dimension
+FAR_APART = 2**22  # rows with a larger stride are copied: offsets inside a tile are 32-bit
+ARCHES = {9: "hopper", 10: "blackwell"}
+
+
+def arch_of(tensor):
+    """Return the row of the configuration tables for a tensor's device; the emulator runs Hopper's."""
+    if not tensor.is_cuda:
+        return "hopper"
+    return ARCHES.get(torch.cuda.get_device_capability(tensor.device)[0], "other")
+
+
+def padded(size):
+    """Return the power of two, at least 16, that tiles use for a dimension."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def query_bucket(problem):
+    """Return what the tuning knows of the number of queries: M rounded up to a power of two, 16 to 512, or 0 if packed."""
+    return min(padded(problem.total_q), 512) if problem.broadcast_q else 0
+
+
+def configurations(table, problem, arch):
+    """Return the (BLOCK_M, BLOCK_N, num_warps, num_stages) that suit a problem; the first is the known one."""
+    by_size = table["float32" if problem.dtype == torch.float32 else arch]
+    size = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    configs = by_size[max(size, 64)]
+    bucket = query_bucket(problem)
+    if bucket == 0:
+        return tuple(configs)
+    fitting = [c for c in configs if c[0] <= max(bucket, 64)]
+    if bucket < min(c[0] for c in configs):  # a block of 16 or 32 rows for as few queries
+        _, block_n, _, stages = min(configs)
+        fitting.insert(0, (bucket, block_n, 4, stages))
+    return tuple(fitting)
+
+
+def facts(problem, q):
+    """Return what a tuning result may depend on: shapes that change from batch to batch have no place in it."""
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
+    sizes = (padded(problem.head_dim), padded(problem.head_dim_v), query_bucket(problem))
+    return (capability, problem.dtype, *sizes, problem.window_left >= 0, problem.window_right >= 0)
+
+
+def query_tiles(problem, block_m):
+    """Return how many query tiles a launch needs: exact with broadcast-Q, a bound from shapes with packed Q."""
+    if problem.broadcast_q:
+        return problem.batch * -(-problem.total_q // block_m)
+    return problem.total_q // block_m + problem.batch + 1
+
+
+def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()):
+    """Run a kernel on a one-dimensional grid of ``programs(BLOCK_M, BLOCK_N)`` programs.
+
+    Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the kernel adds
+    to: they are zeroed before every run of a tuning and after the last. Tuning is left out with one configuration,
+    with JFA_DISABLE_AUTOTUNE=1, on the emulator and while a CUDA graph is captured; then the first one runs.
+    """
+
+    def grid(meta):
+        count = programs(meta["BLOCK_M"], meta["BLOCK_N"])
+        if count > MAX_PROGRAMS:
+            raise ValueError(
+                f"{kernel.__name__} needs {count} programs for this call, a grid holds {MAX_PROGRAMS}"
+            )
+        return (count,)
+
+    if tune and len(configs) > 1 and _may_tune(arguments):
+        tuned(kernel, configs, tuple(facts), tuple(zero))[grid](**arguments)
+    else:
+        block_m, block_n, warps, stages = configs[0]
+        meta = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+        kernel[grid](**arguments, **meta, num_warps=warps, num_stages=stages)
+
+
+@functools.cache
+def tuned(kernel, configs, facts, zero):
+    """Return the autotuner of a kernel for one set of facts."""
+    choices = [
+        triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
+        for block_m, block_n, warps, stages in configs
+    ]
+    return triton.autotune(choices, key=[], reset_to_zero=list(zero) or None)(kernel)
+
+
+def _may_tune(arguments):
+    if os.environ.get("JFA_DISABLE_AUTOTUNE", "0") not in ("", "0"):
+        return False
+    return arguments["q"].is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def rows_contiguous(tensor):
+    """Return a tensor that kernels can read by rows: last dimension contiguous, neighbouring rows not far apart."""
+    if tensor.stride(-1) == 1 and (tensor.dim() < 3 or tensor.stride(-3) < FAR_APART):
+        return tensor
+    return tensor.contiguous()

@@ -1,0 +1,180 @@
+"""Small device functions that the baseline kernels share: finding a tile, loading it, masking, one softmax step.
+
+A jagged launch has to know how many tiles there are before it knows any length. Sequence b therefore owns the
+tile numbers from ``offsets[b] // BLOCK + b`` on. Neighbours are at least ``ceil(length / BLOCK)`` numbers apart,
+so every tile gets a number of its own whatever the lengths are, and ``rows // BLOCK + B + 1`` programs are
+enough: a bound that shapes alone give. Programs whose number no tile owns return at once.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def first_tile(offsets, sequence, BLOCK: tl.constexpr):
+    """Return the number of a sequence's first tile."""
+    return (tl.load(offsets + sequence) // BLOCK).to(tl.int32) + sequence
+
+
+@triton.jit
+def find_tile(offsets, tile, batch, BLOCK: tl.constexpr):
+    """Return (sequence, first row in it) of a tile number; sequence ``batch`` holds the rows past the last one."""
+    LANES: tl.constexpr = 1024
+    low = tile * 0
+    count = low + batch + 1
+    while count > 1:  # one round for up to 1023 sequences, three for a million
+        stride = tl.cdiv(count, LANES)
+        lane = tl.arange(0, LANES) * stride
+        starts = tl.load(offsets + low + lane, mask=lane < count, other=0) // BLOCK + low + lane
+        before = tl.sum(((lane < count) & (starts <= tile)).to(tl.int32), 0)
+        skipped = (before - 1) * stride
+        low += skipped
+        count = tl.minimum(stride, count - skipped)
+    return low, (tile - first_tile(offsets, low, BLOCK)) * BLOCK
+
+
+@triton.jit
+def find_rows(offsets, sequence, batch, total):
+    """Return (first row as int64, number of rows) of a sequence; sequence ``batch`` ends at total."""
+    start = tl.load(offsets + sequence).to(tl.int64)
+    stop = tl.load(offsets + tl.minimum(sequence + 1, batch)).to(tl.int64)
+    stop = tl.where(sequence < batch, stop, total)
+    return start, (stop - start).to(tl.int32)
+
+
+@triton.jit
+def find_query_tile(q_offsets, tile, batch, total_q, BLOCK_M: tl.constexpr, PACKED_Q: tl.constexpr):
+    """Return (sequence, first row in it) of a tile of queries."""
+    if PACKED_Q:
+        return find_tile(q_offsets, tile, batch, BLOCK_M)
+    else:
+        blocks = tl.cdiv(total_q, BLOCK_M)
+        return tile // blocks, (tile % blocks) * BLOCK_M
+
+
+@triton.jit
+def find_queries(q_offsets, sequence, batch, total_q, PACKED_Q: tl.constexpr):
+    """Return (first row in q, number of rows, slab) of a sequence's queries.
+
+    out, dout, lse and delta have one slab of total_q rows a sequence with broadcast-Q and a single one with packed Q.
+    """
+    if PACKED_Q:
+        start, rows = find_rows(q_offsets, sequence, batch, total_q)
+        return start, rows, start * 0
+    else:
+        slab = sequence.to(tl.int64)
+        return slab * 0, total_q, slab
+
+
+@triton.jit
+def load_tile(base, stride, rows, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load a (BLOCK, BLOCK_D) tile; rows past ``rows`` and columns past D are not read and become zero."""
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK_D)[None, :]
+    mask = row < rows
+    if D != BLOCK_D:
+        mask = mask & (column < D)
+    return tl.load(base + row * stride + column, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tile(base, stride, rows, tile, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store the first ``rows`` rows and D columns of a (BLOCK, BLOCK_D) tile in the type of the memory."""
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK_D)[None, :]
+    mask = row < rows
+    if D != BLOCK_D:
+        mask = mask & (column < D)
+    tl.store(base + row * stride + column, tile.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_tile(base, stride, rows, tile, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Add the first ``rows`` rows and D columns of a float32 tile to memory that other programs add to as well."""
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK_D)[None, :]
+    mask = row < rows
+    if D != BLOCK_D:
+        mask = mask & (column < D)
+    tl.atomic_add(base + row * stride + column, tile, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def key_range(
+    first_query, queries, shift, kv_len, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+):
+    """Return [low, high): the keys that any of the rows first_query .. first_query + queries - 1 sees."""
+    low = kv_len * 0
+    high = kv_len
+    if HAS_LEFT:  # 64 bits: a window may be as large as an int32 gets
+        low = tl.maximum(first_query.to(tl.int64) + shift - left, 0)
+        low = tl.minimum(low, kv_len).to(tl.int32)
+    if HAS_RIGHT:
+        high = first_query.to(tl.int64) + queries + shift + right
+        high = tl.minimum(tl.maximum(high, 0), kv_len).to(tl.int32)
+    return low, high
+
+
+@triton.jit
+def query_range(first_key, keys, shift, q_len, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Return [low, high): the rows that see any of the keys first_key .. first_key + keys - 1."""
+    low = q_len * 0
+    high = q_len
+    if HAS_RIGHT:
+        low = tl.maximum(first_key.to(tl.int64) - shift - right, 0)
+        low = tl.minimum(low, q_len).to(tl.int32)
+    if HAS_LEFT:
+        high = first_key.to(tl.int64) + keys - shift + left
+        high = tl.minimum(tl.maximum(high, 0), q_len).to(tl.int32)
+    return low, high
+
+
+@triton.jit
+def visible(query, key, diagonal, keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Return which keys of a tile its queries see; query and key are positions inside the tile that broadcast.
+
+    ``keys`` counts the keys from the tile's first on, ``diagonal`` (int64) is the key position, inside the
+    tile, that lies under query 0: first_query + kv_len - q_len - first_key.
+    """
+    mask = key < keys
+    if HAS_LEFT:
+        limit = tl.minimum(tl.maximum(diagonal - left, -65536), 65536).to(tl.int32)
+        mask = mask & (key >= query + limit)
+    if HAS_RIGHT:
+        limit = tl.minimum(tl.maximum(diagonal + right, -65536), 65536).to(tl.int32)
+        mask = mask & (key <= query + limit)
+    return mask
+
+
+@triton.jit
+def softmax_step(s, unit, row_max, row_sum):
+    """Take a tile of scores into the online softmax; return p, the factor for older sums, row_max, row_sum.
+
+    ``unit`` > 0 turns scores into powers of two, the unit of row_max. A row that has seen no key yet has
+    row_max = -inf and is shifted by 0 instead, so that nothing becomes -inf - -inf.
+    """
+    new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    p = tl.exp2(tl.fma(s, unit, -shift[:, None]))
+    alpha = tl.exp2(row_max - shift)
+    return p, alpha, new_max, row_sum * alpha + tl.sum(p, 1)
+
+
+@triton.jit
+def probabilities(a, b, log_sum, mask, scale, unit, PRESCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """Recompute a tile of P from its scores a b^T and the saved row sums, given in powers of two."""
+    s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    if PRESCALE:
+        s = s * scale
+    return tl.where(mask, tl.exp2(tl.fma(s, unit, -log_sum)), 0.0)
+
+
+@triton.jit
+def load_log_sum(lse, rows, BLOCK_M: tl.constexpr):
+    """Load lse in powers of two; +inf, which makes p zero, for rows that do not exist or saw no key."""
+    row = tl.arange(0, BLOCK_M)
+    value = tl.load(lse + row, mask=row < rows, other=float("inf"))
+    return tl.where(value == float("-inf"), float("inf"), value * LOG2_E)
