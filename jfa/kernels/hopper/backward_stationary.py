@@ -1,0 +1,331 @@
+"""Hopper backward, step `stationary`: with a shared query block its gradient never leaves the chip.
+
+dQ of broadcast-Q is one sum over all sequences. Here a persistent CTA stays with one head and one block of
+128 query rows, keeps that block's dQ in registers over every key tile it meets, and writes it once at the
+end. The reduction that all CTAs contend for is gone, and so is the balancing problem: the list of key tiles
+is cut into equal contiguous ranges, in the middle of a sequence if need be.
+
+Two warp groups own 64 query rows each and share the tile's products: both compute S = Q K^T and
+dP = dO V^T of their rows, group 0 forms dV = P^T dO over all 128 rows, group 1 forms dK = dS^T Q. More than
+128 query rows are split over the CTAs of a pair, which walk the same tiles and hand dK and dV over
+(`hand_over`); more than 256 take further launches, which add to what the first one stored.
+
+    load      K0 dO0 V0 | K1 V1 | K2 dO1 V2 | ...
+    group 0   S0 dP0 . P0 . dS0 |x| dV0 = P0^T dO0 . dQ += dS0 K0 . store dV0 | S1 ...
+    group 1   S0 dP0 . P0 . dS0 |x| dK0 = dS0^T Q  . dQ += dS0 K0 . store dK0 | S1 ...
+    |x| both groups meet: P and dS of all 128 rows are in shared memory
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.kernels.parts import Ring
+from jfa.kernels.ragged import ragged_row
+
+GROUPS = tl.constexpr(2)  # consumer warp groups
+ROWS = tl.constexpr(64)  # query rows of a warp group
+BLOCK_M = tl.constexpr(128)  # query rows of a CTA
+TILE_READY = tl.constexpr(9)  # named barrier: P and dS of both groups are written
+TILE_READ = tl.constexpr(10)  # named barrier: P and dS of both groups are read
+
+
+@triton.aggregate
+class Share:
+    """What a CTA works on: key tiles [begin, end), one head, and 128 query rows from ``row`` on."""
+
+    records: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
+    head: tl.tensor
+    row: tl.tensor
+    rank: tl.tensor  # place in the pair, 0 when the CTA works alone
+    query_len: tl.tensor
+    BLOCK_N: tl.constexpr
+    HEAD_DIM: tl.constexpr
+
+    @triton.jit
+    def tile(self, i):
+        """Record i: sequence, first key in the sequence, packed row of the sequence's end, its length."""
+        record = self.records + 4 * tl.maximum(tl.minimum(i, self.end - 1), 0)
+        length = tl.load(record + 3)
+        return tl.load(record), tl.load(record + 1) * self.BLOCK_N, tl.load(record + 2) + length, length
+
+
+@triton.aggregate
+class Buffers:
+    """The rings between the loader and the groups, and the tiles that the groups exchange."""
+
+    q: Ring
+    k: Ring
+    v: Ring
+    dout: Ring  # dO of a sequence, with
+    log2_lse: tlx.buffered_tensor  # its rows' lse in log2 units (+inf where there is no row) and
+    delta: tlx.buffered_tensor  # delta, in the slots of the dO ring
+    p: tlx.buffered_tensor
+    ds: tlx.buffered_tensor
+    grad: tlx.buffered_tensor  # staging: dV of group 0, dK of group 1
+    stored: tlx.mbarrier  # pair: rank 0's store of a tile is visible (one barrier a group, held by rank 1)
+    added: tlx.mbarrier  # pair: rank 1 has seen that (held by rank 0)
+
+
+@triton.jit
+def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, STAT_BYTES: tl.constexpr):
+    """Load Q once, K and V of every tile, and dO with its statistics whenever the sequence changes."""
+    column = share.head * share.HEAD_DIM
+    buffers.q.fill(0, q, share.query_len, share.query_len, share.row, column)
+    sequences = 0
+    for i in range(share.begin, share.end):
+        sequence, key, end, length = share.tile(i)
+        n = i - share.begin
+        buffers.k.fill(n, k, end, length, key, column)
+        if (key == 0) | (n == 0):
+            slot = buffers.dout.claim(sequences)
+            full = buffers.dout.fulls[slot]
+            span, last, first = ragged_row((sequence + 1) * share.query_len, share.query_len, share.row)
+            stat = share.head.to(tl.int64) * stat_rows + sequence * padded_len + share.row
+            tlx.barrier_expect_bytes(full, buffers.dout.bytes + 2 * STAT_BYTES)
+            tlx.async_descriptor_load(dout, buffers.dout.tiles[slot], [span, last, first, column], full)
+            tlx.async_load(log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
+            tlx.async_load(delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+            sequences += 1
+        buffers.v.fill(n, v, end, length, key, column)
+
+
+@triton.jit
+def settle_nothing(group: tl.constexpr, share, buffers, n, grad, end, length, key):
+    """Before the gradients of tile n are staged: nothing to settle when the CTA works alone."""
+
+
+@triton.jit
+def leave_by_store(group: tl.constexpr, share, buffers, grad, end, length, key):
+    """The tile's dV (group 0) or dK (group 1) has one author: a TMA store, clipped at the sequence's end."""
+    span, last, first = ragged_row(end, length, key)
+    column = share.head * share.HEAD_DIM
+    tlx.async_descriptor_store(grad, buffers.grad[group], [span, last, first, column])
+
+
+@triton.jit
+def leave_by_add(group: tl.constexpr, share, buffers, grad, end, length, key):
+    """The tile's dV or dK has an older author: a TMA reduce-add on top."""
+    span, last, first = ragged_row(end, length, key)
+    column = share.head * share.HEAD_DIM
+    tlx.async_descriptor_store(grad, buffers.grad[group], [span, last, first, column], store_reduce="add")
+
+
+@triton.jit
+def await_visible(n):
+    """Wait until the bulk stores that this thread issued are visible to others, not only read out of SMEM."""
+    return tl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [n], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def hand_over(group: tl.constexpr, share, buffers, n, grad, end, length, key):
+    """Settle the pair's previous tile: rank 0 has stored its part, rank 1 adds the other on top.
+
+    Rank 0 waits until its store is visible and tells rank 1, whose part lies staged. Nothing has to be
+    cleared before, and the two terms are always added in the same order. Rank 1 acknowledges, because a
+    parity barrier must not run two phases ahead of its reader.
+    """
+    if n > 0:
+        if share.rank == 0:
+            await_visible(n)
+            if n >= 2:
+                tlx.barrier_wait(buffers.added[group], n & 1)
+            tlx.barrier_arrive(buffers.stored[group], 1, remote_cta_rank=1)
+        else:
+            tlx.barrier_wait(buffers.stored[group], (n - 1) & 1)
+            leave_by_add(group, share, buffers, grad, end, length, key)
+            tlx.barrier_arrive(buffers.added[group], 1, remote_cta_rank=0)
+
+
+@triton.jit
+def leave_by_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
+    """Rank 0 stores at once; rank 1 keeps its part staged until `hand_over` before the next tile."""
+    if share.rank == 0:
+        leave_by_store(group, share, buffers, grad, end, length, key)
+
+
+@triton.jit
+def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, DTYPE: tl.constexpr):
+    """P and dS of this group's 64 rows against the tile's keys, both written to shared memory."""
+    mine: tl.constexpr = group * ROWS
+    q = tlx.local_slice(buffers.q.tiles[0], [mine, 0], [ROWS, share.HEAD_DIM])
+    slot = buffers.k.await_full(n)
+    s = tlx.async_dot(q, tlx.local_trans(buffers.k.tiles[slot]))
+    rows = buffers.dout.await_full(sequences)
+    slot = buffers.v.await_full(n)
+    dout = tlx.local_slice(buffers.dout.tiles[rows], [mine, 0], [ROWS, share.HEAD_DIM])
+    dp = tlx.async_dot(dout, tlx.local_trans(buffers.v.tiles[slot]))
+    log2_lse = tlx.local_load(tlx.local_slice(buffers.log2_lse[rows], [mine], [ROWS]))
+    delta = tlx.local_load(tlx.local_slice(buffers.delta[rows], [mine], [ROWS]))
+    s = tlx.async_dot_wait(1, s)
+    p = tl.math.exp2(s * scale_log2 - log2_lse[:, None])
+    p = tl.where((tl.arange(0, share.BLOCK_N) < left)[None, :], p, 0.0)
+    tlx.named_barrier_wait(TILE_READ, GROUPS * 128)  # both groups have read the last tile's P and dS
+    tlx.local_store(tlx.local_slice(buffers.p[0], [mine, 0], [ROWS, share.BLOCK_N]), p.to(DTYPE))
+    dp = tlx.async_dot_wait(0, dp)
+    buffers.v.release(n)  # the loader may replace V
+    ds = (p * (dp - delta[:, None])).to(DTYPE)
+    tlx.local_store(tlx.local_slice(buffers.ds[0], [mine, 0], [ROWS, share.BLOCK_N]), ds)
+    tlx.fence("async_shared")  # the tensor cores read P and dS through the asynchronous proxy
+    return ds
+
+
+@triton.jit
+def accumulate(
+    group: tl.constexpr, share, buffers, grad, scale_log2, scale, SETTLE: tl.constexpr, LEAVE: tl.constexpr
+):
+    """One group's walk over the tiles: P and dS of its rows, one of dV and dK, and the sum of its dQ."""
+    DTYPE: tl.constexpr = grad.dtype
+    dq = tl.zeros([ROWS, share.HEAD_DIM], tl.float32)
+    end = share.begin * 0
+    length = end
+    key = end
+    sequences = -1
+    sequence, next_key, next_end, next_length = share.tile(share.begin)
+    buffers.q.await_full(0)
+    for i in range(share.begin, share.end):
+        n = i - share.begin
+        now_key = next_key
+        now_end = next_end
+        now_length = next_length
+        sequence, next_key, next_end, next_length = share.tile(i + 1)
+        if (now_key == 0) | (n == 0):
+            sequences += 1
+        slot = n % buffers.k.depth
+        rows = sequences % buffers.dout.depth
+        ds = score(group, share, buffers, n, sequences, now_length - now_key, scale_log2, DTYPE)
+        SETTLE(group, share, buffers, n, grad, end, length, key)
+        tlx.async_descriptor_store_wait(0)  # the last tile's gradient has left its staging tile
+        tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # P and dS of all 128 rows are written
+        if group == 0:
+            x = tlx.async_dot(tlx.local_trans(buffers.p[0]), buffers.dout.tiles[rows])
+        else:
+            x = tlx.async_dot(tlx.local_trans(buffers.ds[0]), buffers.q.tiles[0])
+        dq = tlx.async_dot(ds, buffers.k.tiles[slot], dq)
+        end = now_end
+        length = now_length
+        key = now_key
+        x = tlx.async_dot_wait(1, x)
+        if group == 1:
+            x = x * scale
+        tlx.local_store(buffers.grad[group], x.to(DTYPE))
+        tlx.fence("async_shared")  # the TMA unit reads the staging tile
+        LEAVE(group, share, buffers, grad, end, length, key)
+        dq = tlx.async_dot_wait(0, dq)
+        buffers.k.release(n)  # the loader may replace K
+        if (next_key == 0) | (i + 1 >= share.end):
+            buffers.dout.release(sequences)  # and the sequence's dO
+    SETTLE(group, share, buffers, share.end - share.begin, grad, end, length, key)
+    return dq
+
+
+@triton.jit
+def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
+    """Write the group's finished dQ, in float32, to this CTA's own rows of ``sums``."""
+    tlx.async_descriptor_store_wait(0)
+    tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # the staging tiles alias dO, which both have read
+    tlx.local_store(staging[group], dq)
+    tlx.fence("async_shared")  # the TMA unit reads the staging tile
+    row = slot_row + share.row + group * ROWS
+    tlx.async_descriptor_store(sums, staging[group], [row, share.head * share.HEAD_DIM])
+    tlx.async_descriptor_store_wait(0)
+
+
+@triton.jit
+def backward_stationary(
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    sums,
+    log2_lse,
+    delta,
+    records,
+    count,
+    query_len,
+    padded_len,
+    stat_rows,
+    first_row,
+    heads,
+    scale_log2,
+    scale,
+    SETTLE: tl.constexpr,
+    LEAVE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    KV_STAGES: tl.constexpr,
+    DOUT_STAGES: tl.constexpr,
+    PAIR: tl.constexpr,
+    REGISTERS: tl.constexpr,
+):
+    """Persistent: CTA p (pair p with PAIR = 2) takes head p % heads and its share of the tile list."""
+    DTYPE: tl.constexpr = q.dtype
+    KV_BYTES: tl.constexpr = 2 * BLOCK_N * HEAD_DIM
+    ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
+    pair = tl.program_id(0) // PAIR
+    rank = pair * 0
+    if PAIR > 1:
+        rank = tlx.cluster_cta_rank()
+    shares = tl.num_programs(0) // PAIR // heads
+    turn = pair // heads
+    tiles = tl.load(count)
+    begin = tiles * turn // shares
+    end = tiles * (turn + 1) // shares
+    row = first_row + rank * BLOCK_M
+    share = Share(records, begin, end, pair % heads, row, rank, query_len, BLOCK_N, HEAD_DIM)
+
+    dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, DOUT_STAGES)
+    staging = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, GROUPS, reuse=dout_tiles)
+    buffers = Buffers(
+        Ring(
+            tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, 1),
+            tlx.alloc_barriers(1),
+            tlx.alloc_warp_barrier(1, num_warps=8),
+            1,
+            ROW_BYTES,
+        ),
+        Ring(
+            tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES),
+            tlx.alloc_barriers(KV_STAGES),
+            tlx.alloc_warp_barrier(KV_STAGES, num_warps=8),
+            KV_STAGES,
+            KV_BYTES,
+        ),
+        Ring(
+            tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES),
+            tlx.alloc_barriers(KV_STAGES),
+            tlx.alloc_warp_barrier(KV_STAGES, num_warps=8),
+            KV_STAGES,
+            KV_BYTES,
+        ),
+        Ring(
+            dout_tiles,
+            tlx.alloc_barriers(DOUT_STAGES),
+            tlx.alloc_warp_barrier(DOUT_STAGES, num_warps=8),
+            DOUT_STAGES,
+            ROW_BYTES,
+        ),
+        tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
+        tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
+        tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
+        tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
+        tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, GROUPS),
+        tlx.alloc_barriers(GROUPS),
+        tlx.alloc_barriers(GROUPS),
+    )
+    slot_row = turn * padded_len
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            dq0 = accumulate(0, share, buffers, dv, scale_log2, scale, SETTLE, LEAVE)
+            flush(0, share, staging, dq0, sums, slot_row)
+        with tlx.async_task(num_warps=4, registers=REGISTERS):
+            dq1 = accumulate(1, share, buffers, dk, scale_log2, scale, SETTLE, LEAVE)
+            flush(1, share, staging, dq1, sums, slot_row)
+        with tlx.async_task(num_warps=1, registers=24):
+            load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 4 * BLOCK_M)
