@@ -86,7 +86,7 @@ class Tile:
 class Work:
     """The tile list and the facts of the call that every role needs.
 
-    ``items`` = records that have keys * HEADS. Without windows LEFT and RIGHT are False and cost nothing.
+    ``items`` = records that have keys * HEADS / PACK. Without windows LEFT and RIGHT are False and cost nothing.
     """
 
     records: tl.tensor
@@ -102,22 +102,24 @@ class Work:
     RIGHT: tl.constexpr
     BLOCK_M: tl.constexpr
     BLOCK_N: tl.constexpr
+    PACK: tl.constexpr  # query heads of one group that an item works on: they share each K/V tile
 
     @triton.jit
     def items(self):
         """Items that have keys."""
-        return tl.load(self.counts) * self.HEADS
+        return tl.load(self.counts) * (self.HEADS // self.PACK)
 
     @triton.jit
     def all_items(self):
         """Items with those of empty sequences, which stand behind the others."""
-        return tl.load(self.counts + 1) * self.HEADS
+        return tl.load(self.counts + 1) * (self.HEADS // self.PACK)
 
     @triton.jit
     def fetch(self, t, items):
         """Tile of item t; past the end the last one, so that a look-ahead may read it."""
         t = tl.maximum(tl.minimum(t, items - 1), 0)
-        record = self.records + FIELDS * (t // self.HEADS)
+        record = self.records + FIELDS * (t // (self.HEADS // self.PACK))
+        head = t % (self.HEADS // self.PACK) * self.PACK
         sequence = tl.load(record)
         row = tl.load(record + 1) * self.BLOCK_M
         kv_row = tl.load(record + 2)
@@ -127,7 +129,7 @@ class Work:
         if not self.BROADCAST:
             q_end = tl.load(self.q_offsets + sequence + 1).to(tl.int32)
             q_len = q_end - tl.load(self.q_offsets + sequence).to(tl.int32)
-        return Tile(sequence, t % self.HEADS, row, kv_row + kv_len, kv_len, q_end, q_len)
+        return Tile(sequence, head, row, kv_row + kv_len, kv_len, q_end, q_len)
 
     @triton.jit
     def out_end(self, tile):
@@ -300,7 +302,9 @@ def fill_empty(work, deal, out, lse, first_row, ROWS: tl.constexpr, HEAD_DIM: tl
     for t in range(deal.items + deal.program, everything, deal.programs):
         tile = work.fetch(t, everything)
         real = tile.row + rows < tile.q_len
-        tl.store(lse + work.lse_row(tile) + rows, tl.full([ROWS], -float("inf"), tl.float32), real)
         row = (work.out_end(tile) - tile.q_len + tile.row).to(tl.int64) + rows
-        at = (row * work.HEADS + tile.head)[:, None] * HEAD_DIM + columns[None, :]
-        tl.store(out + at, tl.zeros([ROWS, HEAD_DIM], out.dtype.element_ty), real[:, None])
+        for head in tl.static_range(work.PACK):
+            start = lse + work.lse_row(tile) + head * work.q_rows
+            tl.store(start + rows, tl.full([ROWS], -float("inf"), tl.float32), real)
+            at = (row * work.HEADS + tile.head + head)[:, None] * HEAD_DIM + columns[None, :]
+            tl.store(out + at, tl.zeros([ROWS, HEAD_DIM], out.dtype.element_ty), real[:, None])
