@@ -375,9 +375,22 @@ def test_launch_arguments_compile_as_a_launch():
     assert report == compile_report(scale_kernel, args=(x, x, 512, double, 256), num_warps=2, arch="sm_90")
 
 
+def test_capture_wins_over_the_emulator():
+    emulator = pytest.importorskip("jfa.emulator")
+    x, out = torch.arange(4.0), torch.zeros(4)
+    with capture_launches() as launches, emulator.emulate():
+        scale_kernel[(1,)](x, out, 4, double, BLOCK=4)
+        tuned[(1,)](x, out, 4, 1)
+    assert [launch.name for launch in launches] == ["scale_kernel", "tuned"] and not out.any()
+    with emulator.emulate():
+        scale_kernel[(1,)](x, out, 4, double, BLOCK=4)
+    assert out.tolist() == [0, 2, 4, 6]
+
+
 def test_capture_ends_with_its_block():
-    run = triton.runtime.JITFunction.run
+    kind = triton.runtime.JITFunction
+    before = kind.run, kind.__getitem__, "__getitem__" in vars(kind)
     with pytest.raises(KeyError):
         with capture_launches():
             raise KeyError
-    assert triton.runtime.JITFunction.run is run
+    assert (kind.run, kind.__getitem__, "__getitem__" in vars(kind)) == before

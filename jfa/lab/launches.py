@@ -1,11 +1,9 @@
 """What a launch hands to the compiler: launches recorded instead of run, their arguments specialized."""
 
 import contextlib
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-_patching = threading.RLock()
+from unittest import mock
 
 
 @dataclass(frozen=True)
@@ -78,44 +76,54 @@ def _resolved_grid(grid, launch):
     return tuple(int(size) for size in grid) + (1,) * (3 - len(grid))
 
 
+def _record(kernel, args, kwargs, grid):
+    """The Launch that a call makes, through the autotune and heuristics decorators of the kernel."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    kwargs = dict(kwargs)
+    while not isinstance(kernel, JITFunction):
+        if isinstance(kernel, Autotuner):
+            kwargs |= _first_config(kernel, args, kwargs).all_kwargs()
+        elif isinstance(kernel, Heuristics):
+            for name, value in kernel.values.items():
+                kwargs[name] = value({**dict(zip(kernel.arg_names, args)), **kwargs})
+        else:
+            raise TypeError(f"expected a @triton.jit kernel, got {kernel!r}")
+        kernel = kernel.fn
+    launch = Launch(kernel, (1, 1, 1), args, kwargs)
+    return replace(launch, grid=_resolved_grid(grid, launch))
+
+
 @contextlib.contextmanager
 def capture_launches():
     """Record every Triton launch inside the block instead of running it; gives the list of Launch, in order.
 
-    Works with CPU tensors and without a GPU. Outputs of the kernels are not written. Autotuned kernels record
-    their first configuration. Launches of other threads are recorded too, and nested use records in the
-    innermost block.
+    Works with CPU tensors and without a GPU, also where the emulator would run the launch. Outputs of the
+    kernels are not written. Autotuned kernels record their first configuration that is not pruned. Launches
+    of other threads are recorded too, and with nested use the innermost block records.
     """
-    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
     launches = []
 
-    def record(self, *args, grid, warmup=False, **kwargs):
-        kwargs.pop("_skip_fc", None)
-        launch = Launch(self, (1, 1, 1), args, kwargs)
-        launches.append(Launch(self, _resolved_grid(grid, launch), args, kwargs))
+    def run(self, *args, grid, warmup=False, **kwargs):
+        launches.append(_record(self, args, kwargs, grid))
 
-    def choose(self, *args, **kwargs):
-        named = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
-        config = _first_config(self, args, named)
-        self.fn.run(*args, **kwargs, **config.all_kwargs())
+    def getitem(self, grid):
+        return lambda *args, **kwargs: launches.append(_record(self, args, kwargs, grid))
 
-    with _patching:
-        saved = JITFunction.run, Autotuner.run
-        JITFunction.run, Autotuner.run = record, choose
-    try:
+    with contextlib.ExitStack() as patches:
+        for kind in (JITFunction, Autotuner, Heuristics):
+            patches.enter_context(mock.patch.object(kind, "run", run))
+            patches.enter_context(mock.patch.object(kind, "__getitem__", getitem))
         yield launches
-    finally:
-        with _patching:
-            JITFunction.run, Autotuner.run = saved
 
 
 def capture(kernel, args, kwargs=None, grid=(1, 1, 1)):
     """The Launch that ``kernel[grid](*args, **kwargs)`` would make, autotuning and heuristics resolved."""
-    with capture_launches() as launches:
-        kernel[grid](*args, **(kwargs or {}))
-    return launches[0]
+    return _record(kernel, args, kwargs or {}, grid)
 
 
 def specialize(launch, backend):

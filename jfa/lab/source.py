@@ -131,11 +131,8 @@ def code_lines(text):
 
 
 def _is_code(value):
-    return (
-        hasattr(value, "raw_src")
-        or getattr(value, "__triton_aggregate__", False)
-        or (callable(value) and not inspect.isbuiltin(value) and not isinstance(value, type))
-    )
+    decorated = hasattr(value, "raw_src") or hasattr(value, "fn")
+    return decorated or inspect.isfunction(value) or getattr(value, "__triton_aggregate__", False)
 
 
 def _parts(value, path=""):
