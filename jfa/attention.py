@@ -193,26 +193,25 @@ def _step_key(step) -> str | None:
     return key
 
 
-def _find_step(key: str | None, backend: str, backward: bool):
-    """The step object of a key for one direction, or None for the backend's own choice."""
+def _find_step(key: str | None, backend: str, direction: str):
+    """The step of a key for one direction, or None (the backend's own choice) when it is one of the other."""
     if key is None:
         return None
     if backend not in backends.ARCHITECTURES:
         raise ValueError(f'step: expected None with backend="{backend}", which has no steps, got {key!r}')
-    if key in _STEPS:
-        return _STEPS[key]
     from jfa import steps
 
-    arch = backends.ARCHITECTURES[backend]
-    ladders = {False: steps.FORWARD[arch], True: steps.BACKWARD[arch]}
-    for step in ladders[backward]:
-        if step.name == key:
-            return step
-    names = [step.name for step in ladders[not backward]]
-    if key in names:
+    step = _STEPS.get(key, key)
+    other = "backward" if direction == "forward" else "forward"
+    if isinstance(step, str):
+        names = {way: [known.name for known in steps.ladder(backend, way)] for way in (direction, other)}
+        if step not in names[direction] + names[other]:
+            known = ", ".join(dict.fromkeys(names["forward"] + names["backward"]))
+            raise ValueError(f"step: expected one of {known} on {backend}, got {step!r}")
+        return steps.find(backend, direction, step) if step in names[direction] else None
+    if (step.arch, step.direction) == (backend, other):
         return None
-    known = ", ".join(dict.fromkeys([step.name for step in ladders[False]] + [s.name for s in ladders[True]]))
-    raise ValueError(f"step: expected one of {known} for {arch}, got {key!r}")
+    return steps.find(backend, direction, step)
 
 
 # ----------------------------------------------------------------------------------------------- operators
@@ -288,7 +287,7 @@ def _forward(
             jagged.check_offsets_values(q_offsets, q.shape[0], name="q_offsets")
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
-    options = {"schedule": _schedule(schedule), "step": _find_step(step, name, backward=False)}
+    options = {"schedule": _schedule(schedule), "step": _find_step(step, name, "forward")}
     with backends.running(name, q.device):
         return backends.module(name).forward(problem, q, k, v, kv_offsets, q_offsets, **options)
 
@@ -317,7 +316,7 @@ def _backward(
     name = backends.select(backend, problem, q.device)
     options = {
         "schedule": _schedule(schedule),
-        "step": _find_step(step, name, backward=True),
+        "step": _find_step(step, name, "backward"),
         "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
         "needs": tuple(needs),
     }
