@@ -1,0 +1,73 @@
+"""Small things that every notebook uses: the setup line, and predictions printed beside what was observed."""
+
+import math
+import platform
+
+from jfa.lab import pins
+
+# The ladder in the order of the course: name, idea, and what it changes (F forward, B backward).
+LADDER = (
+    ("baseline", "compiler-scheduled Triton, one warp group does everything", "F B"),
+    ("warp_specialized", "roles that pass tiles through rings, persistent CTAs", "F B"),
+    ("balanced", "tiles dealt by their work, not in their natural order", "F B"),
+    ("dynamic", "tiles handed out at run time", "F B"),
+    ("dq_staged", "one slice's reduce-add overlaps the next slice's copy", "B"),
+    ("dq_released", "the dQ accumulator is freed before its last slices are stored", "B"),
+    ("peeled", "KV loop split into an unmasked bulk and a masked tail", "F B"),
+    ("two_cta", "two CTAs share each matrix product and what it reads", "B"),
+    ("stationary", "beyond the paper: the shared query and its gradient stay on chip", "F B"),
+)
+
+
+def gpu() -> str | None:
+    """Return the name of the current GPU, or None where PyTorch sees none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def setup() -> str:
+    """Return one line: what this notebook runs on, with which versions, and so what it measures."""
+    device = gpu()
+    where = f"{device}: measures live" if device else "CPU: kernels run in the emulator, no time is measured"
+    versions = [f"Python {platform.python_version()}"]
+    versions += [f"{name} {pins.version_of(name) or 'missing'}" for name in ("torch", "fbtriton")]
+    return " · ".join([where, *versions])
+
+
+class Predictions:
+    """Numbers stated before a result, printed beside it afterwards.
+
+    ``Predictions(waste=0.5)`` states one; ``observe("waste", 0.44)`` records what came out and returns it. ``str``
+    gives the table. A prediction holds when the observed value lies within a factor of ``within`` of it.
+    """
+
+    def __init__(self, within: float = 1.5, **numbers: float):
+        if within < 1:
+            raise ValueError(f"within: expected a factor of 1 or more, got {within}")
+        self.within = within
+        self.predicted = dict(numbers)
+        self.observed: dict[str, float] = {}
+
+    def observe(self, name: str, value: float) -> float:
+        """Record the observed value of a prediction; KeyError for one that was never stated."""
+        if name not in self.predicted:
+            raise KeyError(f"{name!r} was not predicted; the predictions are {sorted(self.predicted)}")
+        self.observed[name] = float(value)
+        return self.observed[name]
+
+    def holds(self, name: str) -> bool:
+        """Whether the observed value is finite and within the factor of the predicted one."""
+        predicted, observed = self.predicted[name], self.observed[name]
+        if not math.isfinite(observed) or predicted * observed <= 0:
+            return predicted == observed
+        return max(predicted / observed, observed / predicted) <= self.within
+
+    def __str__(self) -> str:
+        width = max(len("quantity"), *(len(name) for name in self.predicted))
+        lines = [f"{'quantity':<{width}}  predicted  observed  within {self.within:g}x"]
+        for name, predicted in self.predicted.items():
+            seen = f"{self.observed[name]:8.3g}" if name in self.observed else f"{'-':>8}"
+            verdict = ("yes" if self.holds(name) else "no") if name in self.observed else "not yet"
+            lines.append(f"{name:<{width}}  {predicted:9.3g}  {seen}  {verdict}")
+        return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""The counting, the machine-code reading and the prediction tables that the notebooks rest on."""
+
+import pytest
+
+from jfa import jagged
+from jfa.lab import course, loops, waste
+
+
+def test_padding_and_tiles_count_rows():
+    lengths = [1, 4, 0, 3]
+    assert waste.padded(lengths) == 8 / 16
+    assert waste.tiles(lengths, 2) == [1, 2, 0, 2]
+    assert waste.tiled(lengths, 2) == 8 / 10
+    assert waste.tiled(lengths, 1) == 1
+    assert waste.padded([0, 0]) == waste.tiled([0, 0], 128) == waste.tiled([], 128) == 1
+
+
+def test_the_real_histories_waste_most_of_a_rectangle():
+    lengths = jagged.history_lengths().tolist()
+    assert (len(lengths), sum(lengths), max(lengths)) == (943, 100_000, 737)
+    assert waste.padded(lengths) == pytest.approx(100_000 / (943 * 737))
+    assert waste.padded(lengths) < waste.tiled(lengths, 128) < waste.tiled(lengths, 64) < 1
+
+
+def test_deals_keep_the_work_and_differ_in_balance():
+    work = [8, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert waste.deal_fixed(work, 2) == [12, 4]
+    assert sorted(waste.deal_free(work, 2)) == [8, 8]
+    assert waste.balance([12, 4]) == 8 / 12
+    assert waste.balance([8, 8]) == waste.balance([0, 0]) == 1
+
+
+SASS = """
+        /*0000*/                   LDG.E R1, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0010*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8] ;
+        /*0020*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0030*/                   FMUL R3, R3, R4 ;
+        /*0040*/                   MUFU.EX2 R3, R3 ;
+        /*0050*/              @!P0 BRA `(.L_x_1) ;
+.L_x_2:
+        /*0060*/                   MUFU.EX2 R3, R3 ;
+        /*0070*/               @P1 BRA `(.L_x_2) ;
+        /*0080*/                   EXIT ;
+.L_x_3:
+        /*0090*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2 ;
+        /*00a0*/                   BRA `(.L_x_1) ;
+"""
+
+
+def test_the_main_loop_is_the_one_with_tensor_cores():
+    loop = loops.main_loop(SASS)
+    assert [instruction.opcode.split(".")[0] for instruction in loop] == [
+        "HGMMA",
+        "WARPGROUP",
+        "FMUL",
+        "MUFU",
+        "BRA",
+    ]
+    assert loops.runs(loop) == [("tensor core", 1), ("wait or barrier", 1), ("exponential", 1)]
+    assert loops.kind_of("UTCHMMA") == loops.kind_of("UTCQMMA.2CTA") == "tensor core"
+    assert loops.kind_of("LDTM.x64") == "load or store"
+    with pytest.raises(ValueError, match="no loop"):
+        loops.main_loop(SASS.replace("HGMMA", "FFMA"))
+
+
+def test_predictions_are_stated_before_and_judged_after():
+    expect = course.Predictions(within=1.2, share=0.5, ratio=2, sign=1)
+    assert "not yet" in str(expect)
+    expect.observe("share", 0.45)
+    expect.observe("ratio", 3)
+    expect.observe("sign", -1)
+    assert [expect.holds(name) for name in ("share", "ratio", "sign")] == [True, False, False]
+    assert str(expect).splitlines()[1].split() == ["share", "0.5", "0.45", "yes"]
+    with pytest.raises(KeyError, match="was not predicted"):
+        expect.observe("speed", 1)
+
+
+def test_the_setup_line_says_what_is_measured():
+    line = course.setup()
+    assert ("measures live" in line) == (course.gpu() is not None)
+    assert "torch 2." in line
