@@ -3,7 +3,7 @@
 import pytest
 
 from jfa import jagged
-from jfa.lab import course, loops, waste
+from jfa.lab import course, loops, rates, waste
 
 
 def test_padding_and_tiles_count_rows():
@@ -62,6 +62,15 @@ def test_the_main_loop_is_the_one_with_tensor_cores():
     assert loops.kind_of("LDTM.x64") == "load or store"
     with pytest.raises(ValueError, match="no loop"):
         loops.main_loop(SASS.replace("HGMMA", "FFMA"))
+
+
+def test_turns_charge_the_slower_of_issue_slots_and_exponentials():
+    loop = loops.main_loop(SASS)
+    turns = rates.take_turns("sm_90", loop, flops=4096 * 12, warps=8)
+    assert (turns.tensor, turns.rest) == (12, 16)  # one exponential of 8 warps: 8 * 32 / 16
+    many = [instruction for instruction in loop if instruction.kind == "other arithmetic"] * 50
+    assert rates.take_turns("sm_100", many, flops=8192 * 100, warps=8).rest == 2 * 100
+    assert rates.take_turns("sm_100", many, flops=8192 * 100, warps=8).busy == 100 / 300
 
 
 def test_predictions_are_stated_before_and_judged_after():

@@ -38,8 +38,8 @@ def setup() -> str:
 class Predictions:
     """Numbers stated before a result, printed beside it afterwards.
 
-    ``Predictions(waste=0.5)`` states one; ``observe("waste", 0.44)`` records what came out and returns it. ``str``
-    gives the table. A prediction holds when the observed value lies within a factor of ``within`` of it.
+    ``Predictions(waste=0.5)`` states one; ``observe("waste", 0.44)`` records what came out and returns it.
+    ``str`` gives the table. A prediction holds when the observed value is within a factor of ``within``.
     """
 
     def __init__(self, within: float = 1.5, **numbers: float):

@@ -1,4 +1,4 @@
-"""The main loop of a compiled kernel, read from its machine code: which unit each instruction uses, in order."""
+"""The main loop of a compiled kernel, read from its machine code: which unit each instruction uses."""
 
 import re
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def main_loop(sass: str) -> list[Instruction]:
 def runs(
     loop: list[Instruction], ignore: tuple[str, ...] = (OTHER, "load or store")
 ) -> list[tuple[str, int]]:
-    """Return (kind, instructions) for neighbouring instructions of one kind, leaving kinds in `ignore` out."""
+    """Return (kind, instructions) for neighbours of one kind, leaving the kinds in `ignore` out."""
     found: list[tuple[str, int]] = []
     for instruction in loop:
         if instruction.kind in ignore:

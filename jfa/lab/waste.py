@@ -1,6 +1,6 @@
 """Where the work on a jagged batch is lost, by counting: padding, tile remainders, and tiles dealt unevenly.
 
-Nothing here is a time. A length is a number of keys (rows of K and V); useful work is proportional to their sum.
+Nothing here is a time. A length is a number of keys (rows of K and V); their sum measures the useful work.
 """
 
 import heapq
@@ -20,7 +20,7 @@ def tiles(lengths: list[int], block: int) -> list[int]:
 
 
 def tiled(lengths: list[int], block: int) -> float:
-    """Return the useful share, 0 to 1, of the work when every sequence is cut into key tiles of `block` rows."""
+    """Return the useful share, 0 to 1, of the work when sequences are cut into key tiles of `block` rows."""
     rows = block * sum(tiles(lengths, block))
     return sum(lengths) / rows if rows else 1.0
 
