@@ -51,7 +51,7 @@ def test_begins_and_ends_as_every_notebook_does(path):
 
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)
 def test_numbers_with_a_unit_come_from_cells(path):
-    """A measured number in Markdown would drift from its data: prose may hold sizes, but no times or rates."""
+    """A measured number in Markdown would drift from its data: prose may hold sizes, no times or rates."""
     cells = [cell.source for cell in notebooks.read(path).cells if cell.cell_type == "markdown"]
     found = [
         text for cell in cells for text in re.findall(r"\d[\d.,]* ?(?:TFLOPS|ms|us|µs|GB/s|TB/s|%)", cell)

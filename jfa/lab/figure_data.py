@@ -1,0 +1,120 @@
+"""The rows behind the figures of notebooks 00 to 02 that any machine can compute; recorded ones come from GPUs."""
+
+import torch
+
+from jfa import jagged
+from jfa.kernels.problem import Problem
+from jfa.lab import loops, rates, waste
+
+HEADS = 4
+BLOCK = 128
+EXAMPLE = (5, 2, 0, 7, 3, 1)
+QUERIES = 3
+DENSITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+BATCH, LONGEST = 1024, 1024
+
+
+def where_work_goes() -> list[dict]:
+    """Useful share of the work on the real histories, one way of losing it a row (00_waste)."""
+    lengths = jagged.history_lengths().tolist()
+    work = [count for count in waste.tiles(lengths, BLOCK) for _ in range(HEADS)]
+    rows = [
+        ("padding", "padded to the longest", waste.padded(lengths)),
+        ("tiles", f"packed, key tiles of {BLOCK}", waste.tiled(lengths, BLOCK)),
+        ("tiles", f"packed, key tiles of {BLOCK // 2}", waste.tiled(lengths, BLOCK // 2)),
+        ("deal", "tiles dealt in turn to 132 SMs", waste.balance(waste.deal_fixed(work, waste.H200_SMS))),
+        ("deal", "next tile to the SM that is free", waste.balance(waste.deal_free(work, waste.H200_SMS))),
+    ]
+    return [{"loss": loss, "case": case, "useful_share": round(share, 6)} for loss, case, share in rows]
+
+
+def histories() -> list[dict]:
+    """The real history lengths, longest first (01_histories)."""
+    lengths = sorted(jagged.history_lengths().tolist(), reverse=True)
+    return [{"rank": rank, "length": length} for rank, length in enumerate(lengths)]
+
+
+def packing() -> list[dict]:
+    """A batch small enough to draw row by row (01_packing)."""
+    offsets = jagged.lengths_to_offsets(list(EXAMPLE)).tolist()
+    return [
+        {"sequence": index, "length": length, "start": offsets[index], "stop": offsets[index + 1]}
+        for index, length in enumerate(EXAMPLE)
+    ]
+
+
+def padding() -> list[dict]:
+    """Useful share of the work over density, padded or cut into tiles, and on the real histories (01_padding)."""
+    batches = [
+        ("density", density, jagged.density_lengths(BATCH, LONGEST, density, seed=0).tolist())
+        for density in DENSITIES
+    ]
+    real = jagged.history_lengths().tolist()
+    batches.append(("histories", waste.padded(real), real))
+    rows = []
+    for source, density, lengths in batches:
+        shares = {"padded": waste.padded(lengths), "tiles of 128": waste.tiled(lengths, 128)}
+        shares["tiles of 64"] = waste.tiled(lengths, 64)
+        rows += [
+            {"lengths": source, "density": round(density, 6), "layout": layout, "useful_share": round(share, 6)}
+            for layout, share in shares.items()
+        ]
+    return rows
+
+
+def baseline_forward(query_len: int = 128, head_dim: int = 128):
+    """Capture the launch of the baseline's forward kernel on the real histories, without running it."""
+    from jfa.kernels import baseline
+    from jfa.lab.report import capture_launches
+
+    offsets = jagged.lengths_to_offsets(jagged.history_lengths())
+    total = int(offsets[-1])
+    q = torch.empty(query_len, HEADS, head_dim, dtype=torch.bfloat16)
+    k = torch.empty(total, HEADS, head_dim, dtype=torch.bfloat16)
+    problem = Problem(
+        batch=len(offsets) - 1,
+        heads_q=HEADS,
+        heads_kv=HEADS,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        total_q=query_len,
+        total_kv=total,
+        broadcast_q=True,
+        scale=head_dim**-0.5,
+    )
+    with capture_launches() as launches:
+        baseline.forward(problem, q, k, k, offsets, None)
+    (launch,) = launches
+    return launch
+
+
+def baseline_report(arch: str, head_dim: int = 128):
+    """Compile the baseline's forward kernel for "sm_90" or "sm_100" with the tiles that it has there."""
+    from jfa.kernels import baseline
+
+    names = {"sm_90": "hopper", "sm_100": "blackwell"}
+    block_m, block_n, warps, stages = baseline.FORWARD[names[arch]][head_dim][0]
+    tiles = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
+    return baseline_forward(head_dim=head_dim).report(arch, **tiles), tiles
+
+
+def instructions() -> list[dict]:
+    """Every instruction of the baseline's main loop on both targets, in order (02_instructions)."""
+    rows = []
+    for arch in rates.RATES:
+        report, _ = baseline_report(arch)
+        loop = loops.main_loop(report.text("sass"))
+        rows += [{"arch": arch, "index": i.index, "opcode": i.opcode, "kind": i.kind} for i in loop]
+    return rows
+
+
+def turns() -> list[dict]:
+    """Predicted clocks of one pass of that loop, tensor cores and the rest in turn (02_turns)."""
+    rows = []
+    for arch in rates.RATES:
+        report, tiles = baseline_report(arch)
+        flops = 4 * tiles["BLOCK_M"] * tiles["BLOCK_N"] * 128
+        pass_ = rates.take_turns(arch, loops.main_loop(report.text("sass")), flops, report.warps)
+        for part, clocks in (("tensor cores", pass_.tensor), ("everything else", pass_.rest)):
+            rows.append({"arch": arch, "part": part, "predicted_clocks": round(clocks, 1)})
+    return rows
