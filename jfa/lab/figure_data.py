@@ -1,4 +1,4 @@
-"""The rows behind the figures of notebooks 00 to 02 that any machine can compute; recorded ones come from GPUs."""
+"""The rows behind the figures of notebooks 00 to 02: those that any machine can compute."""
 
 import torch
 
@@ -44,7 +44,7 @@ def packing() -> list[dict]:
 
 
 def padding() -> list[dict]:
-    """Useful share of the work over density, padded or cut into tiles, and on the real histories (01_padding)."""
+    """Useful share over density, padded or cut into tiles, and on the real histories (01_padding)."""
     batches = [
         ("density", density, jagged.density_lengths(BATCH, LONGEST, density, seed=0).tolist())
         for density in DENSITIES
@@ -56,7 +56,12 @@ def padding() -> list[dict]:
         shares = {"padded": waste.padded(lengths), "tiles of 128": waste.tiled(lengths, 128)}
         shares["tiles of 64"] = waste.tiled(lengths, 64)
         rows += [
-            {"lengths": source, "density": round(density, 6), "layout": layout, "useful_share": round(share, 6)}
+            {
+                "lengths": source,
+                "density": round(density, 6),
+                "layout": layout,
+                "useful_share": round(share, 6),
+            }
             for layout, share in shares.items()
         ]
     return rows

@@ -1,0 +1,191 @@
+"""How the figures of notebooks 00 to 02 are drawn from their rows; one function a figure."""
+
+import matplotlib.pyplot as plt
+import seaborn
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
+
+from jfa.lab import loops
+from jfa.lab.figure_data import QUERIES
+
+COUNTED = "counted from the lengths, not measured"
+COMPILED = "read from the machine code that the compiler makes, no GPU involved"
+PREDICTED = "predicted from published rates and instruction counts, not measured"
+GPUS = {"sm_90": "H200 (sm_90)", "sm_100": "B200 (sm_100)"}
+PALETTE = seaborn.color_palette("colorblind")
+GREY = "#949494"
+
+
+def percent(share: float) -> str:
+    """Return a share, 0 to 1, as a whole percentage."""
+    return f"{100 * share:.0f} %"
+
+
+def _finish(figure, caption: str):
+    for axes in figure.axes:
+        seaborn.despine(ax=axes)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.text(0.01, 0.012, caption, fontsize=8, color="#555555")
+    return figure
+
+
+def where_work_goes(rows):
+    """Bars: the useful share of the work, one way of losing it a bar (00_waste)."""
+    colors = {"padding": GREY, "tiles": PALETTE[0], "deal": PALETTE[1]}
+    figure, axes = plt.subplots(figsize=(7.2, 3.2))
+    bars = axes.barh(rows["case"], rows["useful_share"], color=[colors[loss] for loss in rows["loss"]])
+    axes.bar_label(bars, [percent(share) for share in rows["useful_share"]], padding=4)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.08), xlabel="useful share: grey and blue of the rows, orange of the SMs' time")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    share = dict(zip(rows["case"], rows["useful_share"], strict=True))
+    padded, tiled = percent(rows["useful_share"].iloc[0]), percent(share["packed, key tiles of 128"])
+    _finish(figure, COUNTED)
+    title = f"943 real histories: {padded} of padded work is useful, {tiled} of packed tiles of 128"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    return figure
+
+
+def histories(rows):
+    """Area under the sorted lengths, in the rectangle that padding would fill (01_histories)."""
+    longest, count, total = rows["length"].max(), len(rows), rows["length"].sum()
+    figure, axes = plt.subplots(figsize=(7.2, 3.2))
+    axes.add_patch(Rectangle((0, 0), count, longest, color=GREY, alpha=0.3, linewidth=0))
+    axes.fill_between(rows["rank"], rows["length"], color=PALETTE[0], linewidth=0)
+    axes.text(0.5 * count, 0.55 * longest, "padding", ha="center", color="#555555")
+    axes.text(0.02 * count, 0.06 * longest, "real rows", color="white")
+    axes.set(
+        xlim=(0, count), ylim=(0, longest), xlabel="user, longest history first", ylabel="rows of K and V"
+    )
+    axes.set_title(f"{percent(total / (count * longest))} of the padded rectangle is real", loc="left")
+    return _finish(figure, "MovieLens 100K, events per user; " + COUNTED)
+
+
+def packing(rows):
+    """The same small batch as a padded rectangle and packed, with the query that all share (01_packing)."""
+    longest, total = rows["length"].max(), rows["stop"].max()
+    figure, (padded, packed) = plt.subplots(1, 2, figsize=(7.2, 3.6), width_ratios=(1, 2.1))
+    for row in rows.itertuples():
+        color = PALETTE[row.sequence]
+        for key in range(longest):
+            real = key < row.length
+            padded.add_patch(_cell(key, -row.sequence, color if real else "#e4e4e4"))
+        padded.text(-0.4, 0.5 - row.sequence, f"{row.length}", ha="right", va="center", fontsize=8)
+        middle = (row.start + row.stop) / 2
+        for key in range(row.start, row.stop):
+            packed.add_patch(_cell(key, -3, color))
+        for query in range(QUERIES):
+            packed.add_patch(_cell(total / 2 - QUERIES / 2 + query, 0.6, "#555555"))
+        if row.length:
+            packed.annotate(
+                "",
+                (middle, -1.9),
+                (total / 2, 0.5),
+                arrowprops={"arrowstyle": "->", "color": color, "lw": 1.5},
+            )
+    ends = sorted({*rows["start"], *rows["stop"]})
+    for end in ends:
+        packed.plot([end, end], [-3.25, -2], color="black", lw=0.8)
+        packed.text(end, -3.4, str(end), ha="center", va="top", fontsize=8)
+    packed.text(total / 2, 1.75, f"q: {QUERIES} rows, shared by all sequences", ha="center", fontsize=9)
+    packed.text(0, -4.7, "offsets " + str([0, *rows["stop"].tolist()]).replace(",", ""), fontsize=9)
+    padded.set(xlim=(-1.5, longest), ylim=(-len(rows) + 0.8, 1.6))
+    padded.set_title(f"padded: {len(rows)} x {longest} = {len(rows) * longest} rows", loc="left", fontsize=10)
+    packed.set(xlim=(-0.6, total + 0.6), ylim=(-5, 2.6))
+    packed.set_title(f"packed: {total} rows and {len(rows) + 1} offsets", loc="left", fontsize=10)
+    for axes in (padded, packed):
+        axes.axis("off")
+    return _finish(
+        figure, "each square is one row of K and V; the third sequence is empty, so its offset repeats"
+    )
+
+
+def _cell(x: float, y: float, color):
+    return Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", linewidth=1)
+
+
+def padding(rows):
+    """Lines: useful share over density for padding and for tiles; stars: the real histories (01_padding)."""
+    colors = {"padded": GREY, "tiles of 128": PALETTE[0], "tiles of 64": PALETTE[2]}
+    figure, axes = plt.subplots(figsize=(7.2, 3.8))
+    for layout, color in colors.items():
+        line = rows[(rows["layout"] == layout) & (rows["lengths"] == "density")]
+        star = rows[(rows["layout"] == layout) & (rows["lengths"] == "histories")]
+        axes.plot(line["density"], line["useful_share"], color=color, marker="o", markersize=3, label=layout)
+        axes.plot(star["density"], star["useful_share"], color=color, marker="*", markersize=13, linestyle="")
+    axes.plot([], [], color="black", marker="*", markersize=11, linestyle="", label="943 real histories")
+    real = rows[(rows["layout"] == "padded") & (rows["lengths"] == "histories")]["useful_share"].iloc[0]
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.03), xlabel="density (mean length over longest allowed)")
+    axes.set_ylabel("useful share of the work")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title(
+        f"Padding wastes half of uniform lengths, and {percent(1 - real)} of real ones", loc="left"
+    )
+    return _finish(figure, "1024 sequences of at most 1024 rows at each density; " + COUNTED)
+
+
+def instructions(rows):
+    """Strips: which unit each instruction of the main loop uses, in program order (02_instructions)."""
+    kinds = [*loops.KINDS, loops.OTHER]
+    colors = dict(zip(kinds, (PALETTE[3], "black", PALETTE[1], PALETTE[0], GREY), strict=True))
+    archs = list(dict.fromkeys(rows["arch"]))
+    figure, panels = plt.subplots(len(archs), 1, figsize=(7.2, 1.9 * len(archs) + 0.4), squeeze=False)
+    for arch, axes in zip(archs, panels[:, 0], strict=True):
+        loop = rows[rows["arch"] == arch]
+        for lane, kind in enumerate(kinds):
+            at = loop["index"][loop["kind"] == kind].tolist()
+            axes.broken_barh(_spans(at), (lane - 0.38, 0.76), color=colors[kind], linewidth=0)
+        axes.set(xlim=(0, len(loop)), ylim=(len(kinds) - 0.4, -0.6), yticks=range(len(kinds)))
+        axes.set_yticklabels(kinds, fontsize=8)
+        axes.set_ylabel(GPUS[arch], fontsize=8)
+    panels[-1, 0].set_xlabel("instruction of the loop body, in program order")
+    panels[0, 0].set_title("A warp's program: matrix products and softmax take turns", loc="left")
+    return _finish(figure, COMPILED)
+
+
+def _spans(places: list[int]) -> list[tuple[float, float]]:
+    """Return (start, width) of runs of neighbouring places; a single one is widened to be seen."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and place == found[-1][1]:
+            found[-1][1] = place + 1
+        else:
+            found.append([place, place + 1])
+    return [(start, max(stop - start, 1.6)) for start, stop in found]
+
+
+def turns(rows):
+    """Stacked bars: clocks of one pass if tensor cores and the rest take turns (02_turns)."""
+    colors = {"tensor cores": PALETTE[3], "everything else": GREY}
+    archs = list(dict.fromkeys(rows["arch"]))
+    figure, axes = plt.subplots(figsize=(7.2, 2.4))
+    busy = {}
+    for place, arch in enumerate(archs):
+        left = 0.0
+        for row in rows[rows["arch"] == arch].itertuples():
+            axes.barh(
+                place,
+                row.predicted_clocks,
+                left=left,
+                color=colors[row.part],
+                height=0.6,
+                hatch="//",
+                ec="white",
+            )
+            label = f"{row.part}: {row.predicted_clocks:.0f}"
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+            axes.text(
+                left + row.predicted_clocks / 2, place, label, ha="center", va="center", fontsize=8, bbox=box
+            )
+            left += row.predicted_clocks
+        first = rows[(rows["arch"] == arch) & (rows["part"] == "tensor cores")]["predicted_clocks"].iloc[0]
+        busy[arch] = first / left
+    axes.set(
+        yticks=range(len(archs)), yticklabels=[GPUS[arch] for arch in archs], ylim=(len(archs) - 0.5, -0.5)
+    )
+    axes.set_xlabel("clocks of one pass, predicted")
+    shares = " and ".join(f"{percent(share)} on {GPUS[arch][:4]}" for arch, share in busy.items())
+    axes.set_title(f"In turns, tensor cores would be busy {shares}", loc="left")
+    return _finish(figure, PREDICTED)

@@ -1,0 +1,150 @@
+"""Every figure of the course: its data in figures/NN_name.csv, its picture beside it, both made by code.
+
+    python -m jfa.lab.figures [NAME ...]   redraw pictures from their CSVs (`make figures`)
+    python -m jfa.lab.figures --data       first compute anew the CSVs that need no GPU
+    python -m jfa.lab.figures --readme     rewrite the table of measurements in README.md
+
+A picture remembers a digest of the data it was drawn from, so a test sees when the two part.
+"""
+
+import argparse
+import csv
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "figures"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure: the function that draws its rows, and the one that computes them (None: recorded on a GPU).
+
+    Both are named "module:function", so that reading the registry imports neither matplotlib nor Triton.
+    """
+
+    draw: str
+    data: str | None = None
+
+    def drawing(self) -> Callable:
+        """Return the drawing function: rows (a pandas DataFrame) -> matplotlib Figure."""
+        return _resolve(self.draw)
+
+    def compute(self) -> list[dict]:
+        """Return the rows, computed anew; TypeError for a figure whose rows come from a GPU."""
+        if self.data is None:
+            raise TypeError("the rows of this figure are recorded on a GPU, not computed")
+        return _resolve(self.data)()
+
+
+REGISTRY = {
+    "00_waste": Figure("drawings:where_work_goes", "figure_data:where_work_goes"),
+    "01_histories": Figure("drawings:histories", "figure_data:histories"),
+    "01_packing": Figure("drawings:packing", "figure_data:packing"),
+    "01_padding": Figure("drawings:padding", "figure_data:padding"),
+    "02_instructions": Figure("drawings:instructions", "figure_data:instructions"),
+    "02_turns": Figure("drawings:turns", "figure_data:turns"),
+}
+
+
+def _resolve(name: str) -> Callable:
+    import importlib
+
+    module, function = name.split(":")
+    return getattr(importlib.import_module(f"jfa.lab.{module}"), function)
+
+
+def path_of(name: str, suffix: str = ".csv") -> Path:
+    """Return where the data (".csv") or the picture (".svg") of a figure lies."""
+    return FOLDER / f"{name}{suffix}"
+
+
+def recorded() -> list[str]:
+    """Return the figures of the registry that have data, in order."""
+    return [name for name in REGISTRY if path_of(name).exists()]
+
+
+def read(name: str):
+    """Return the rows of a figure as a pandas DataFrame."""
+    import pandas
+
+    return pandas.read_csv(path_of(name), keep_default_na=False, na_values=["nan"])
+
+
+def write(name: str, rows: list[dict]) -> Path:
+    """Write the rows of a figure to its CSV; return the path."""
+    FOLDER.mkdir(exist_ok=True)
+    with open(path_of(name), "w", newline="") as handle:
+        writer = csv.DictWriter(handle, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path_of(name)
+
+
+def draw(name: str, rows=None):
+    """Return a figure drawn from its CSV, or from rows (a list of dicts or a DataFrame) of such columns."""
+    import matplotlib.pyplot as plt
+    import pandas
+
+    rows = read(name) if rows is None else pandas.DataFrame(rows)
+    figure = REGISTRY[name].drawing()(rows)
+    plt.close(figure)  # or a notebook would show it twice
+    return figure
+
+
+def digest(name: str) -> str:
+    """Return the digest that the picture of a figure has to carry."""
+    return hashlib.sha256(path_of(name).read_bytes()).hexdigest()[:16]
+
+
+def drawn_from(svg: str) -> str | None:
+    """Return the digest of the data that a picture says it was drawn from, or None."""
+    found = re.search(r"drawn from ([0-9a-f]{16})", svg)
+    return found.group(1) if found else None
+
+
+def save(name: str, folder: Path = FOLDER) -> Path:
+    """Draw a figure from its CSV and write NN_name.svg, the same bytes for the same data; return the path."""
+    import matplotlib.pyplot as plt
+
+    path = folder / f"{name}.svg"
+    with plt.rc_context({"svg.hashsalt": name}):
+        said = {"Date": None, "Description": f"{name}.csv, drawn from {digest(name)}"}
+        draw(name).savefig(path, metadata=said)
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line above; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jfa.lab.figures", description="Redraw the figures.")
+    parser.add_argument("names", nargs="*", help="figures, all that have data if none is given")
+    parser.add_argument("--data", action="store_true", help="compute anew the data that needs no GPU")
+    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md, draw nothing")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(REGISTRY)):
+        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(REGISTRY)}")
+    if options.readme:
+        from jfa.lab import readme
+
+        print(readme.rewrite())
+        return 0
+    import matplotlib
+
+    matplotlib.use("agg")
+    if options.data:
+        for name in options.names or REGISTRY:
+            if REGISTRY[name].data is not None:
+                write(name, REGISTRY[name].compute())
+    for name in options.names or recorded():
+        print(save(name).relative_to(ROOT), flush=True)
+    if missing := [name for name in REGISTRY if not path_of(name).exists()]:
+        print(f"no data yet for {', '.join(missing)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
