@@ -9,15 +9,6 @@ TLX = dict(assert_same_layout='lhs rhs', async_remote_shmem_store='dst src', asy
            local_view='local_allocated_buffers buffer_idx', remote_shmem_store='dst src',
            remote_view='local_allocated_buffer remote_cta_rank', require_layout='x layout', size_of='dtype',
            subslice='local_allocated_buffer', tcgen05_commit='mBarrier')
-TL = dict(arange='start end', associative_scan='input', assume='cond', atomic_add='pointer val', atomic_and='pointer val',
-          atomic_max='pointer val', atomic_min='pointer val', atomic_or='pointer val', atomic_xor='pointer val',
-          broadcast='input other', broadcast_to='input', cast='input dtype', cat='input other', cdiv='x div', clamp='x min max',
-          device_assert='cond', div_rn='x y', dot='input other', expand_dims='input', fdiv='x y', fma='x y z', gather='src index',
-          map_elementwise='scalar_fn', max_constancy='input values', max_contiguous='input values', multiple_of='input values',
-          maximum='x y', minimum='x y', permute='input', reduce='input', reshape='input', split='a', static_assert='cond',
-          trans='input', umulhi='x y', view='input', where='condition x y', zeros_like='input', load='pointer', store='pointer value',
-          sum='input', max='input', min='input')
-
 
 def _wrap(f, real):
     mine = [p.name for p in inspect.signature(f).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
@@ -29,5 +20,5 @@ def _wrap(f, real):
     return g
 
 
-for table, mod in ((TLX, tlxops), (TL, lang)):
+for table, mod in ((TLX, tlxops),):
     for n, real in table.items(): setattr(mod, n, _wrap(getattr(mod, n), real))

@@ -11,7 +11,8 @@ import numpy as np
 from . import dtypes as D, tl_ops as lang, tlx_ops as tlxops
 from .context import CTX
 from .machine import CTA, DeadlockError, EmulationError, Machine, Task
-from .tile import Descriptor, GlobalBuffer, Tensor, as_tensor
+from .descriptor import Descriptor, GlobalBuffer
+from .tile import Tensor, as_tensor
 
 _FILES = set()
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -106,14 +107,7 @@ class _Proxy:
     def __getattr__(self, n): return map_value(getattr(self._m, n))
 
 
-class _Libdevice:
-    def __getattr__(self, n):
-        n2 = {'fast_dividef': 'fdiv', 'pow': 'pow', 'fast_expf': 'exp', 'fast_logf': 'log', 'div_rn': 'fdiv'}.get(n, n)
-        if n2 == 'pow': return lambda a, b: Tensor(np.power(as_tensor(a).d, as_tensor(b).d).astype(np.float32), D.float32)
-        return getattr(lang.math, n2, None) or getattr(lang, n2)
-
-
-libdevice = _Libdevice()
+libdevice = lang.libdevice
 lang.extra = types.SimpleNamespace(cuda=types.SimpleNamespace(libdevice=libdevice), libdevice=libdevice, tlx=tlxops)
 emu_triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b), next_power_of_2=lambda n: 1 << (int(n) - 1).bit_length(), language=lang)
 

@@ -3,7 +3,8 @@ import enum
 import types
 import numpy as np
 from . import dtypes as D
-from .tile import Tensor, Descriptor, as_tensor, EmuTypeError
+from .descriptor import Descriptor
+from .tile import Tensor, as_tensor, EmuTypeError
 from .context import CTX
 from .machine import (Alloc, BarrierArray, EmulationError, MBarrier, NamedBarrier, Storage, Task, View)
 
@@ -348,14 +349,14 @@ def async_descriptor_load(desc, result, offsets, barrier, pred=None, cache_modif
 
 
 def async_load(src, result, mask=None, other=None, cache_modifier='', eviction_policy='', is_volatile=False, bulk=False, bulk_size=None, barrier=None):
-    from . import tl_ops as lang
+    from .tl_memory import resolve
     m = M(); b = result
     if bulk:
         n = int(bulk_size) if bulk_size is not None else b.nbytes
         start = int(src.d); cnt = n // b.dtype.itemsize
         def run(op): b.np().reshape(-1)[:cnt] = src.ptr.flat[start:start + cnt]; _bar(barrier).complete_tx(n, op.vc, 'bulk copy', ('o', op.id))
         m.issue('bulk_load', b.label, run, writes=[b]); return None
-    buf, offs, mk = lang._resolve(src, mask)
+    buf, offs, mk = resolve(src, mask)
     def run(op):
         v = buf.flat[np.where(mk, offs, 0) if mk is not None else offs]
         if mk is not None: v = np.where(mk, v, np.zeros((), v.dtype) if other is None else D.to_store(b.dtype, as_tensor(other).d))
@@ -407,7 +408,7 @@ def reinterpret_tensor_descriptor(desc_ptr, block_shape, dtype): return desc_ptr
 # ------------------------------------------------------------ MMA
 class PendingTensor(Tensor):
     """Result registers of an in-flight wgmma."""
-    __slots__ = ('op', 'shp')
+    __slots__ = ('op', 'shp', '_d')
     def __init__(self, shp, dtype): self.dtype, self.ptr, self.shp, self.op, self._d = dtype, None, tuple(shp), None, None
     @property
     def shape(self): return self.shp
@@ -433,7 +434,7 @@ def async_dot(A, B, acc=None, use_acc=None, pred=None, mBarriers=(), two_ctas=Fa
     prec = (lambda v: v.np().astype(np.float32)) if input_precision == 'ieee' else (lambda v: D.mma_operand(v.dtype, v.np()))
     def run(op):
         r = (areg if areg is not None else prec(A)) @ prec(B)
-        if acc is not None: r = r + (acc._d if isinstance(acc, Tensor) else acc)
+        if acc is not None: r = r + ((acc._d if isinstance(acc, PendingTensor) else acc.d) if isinstance(acc, Tensor) else acc)
         res._d = r
     m.trace('wgmma', B.label, shape=(Mr, N, K), dtype=str(B.dtype)); CTX.count('mma_flop', flop)
     op = m.issue('wgmma', B.label, run, reads=[v for v in (A, B) if isinstance(v, Buffer)], channel=('wgmma', t.slot), info=dict(flop=flop, dtype=str(B.dtype)))
