@@ -75,6 +75,25 @@ def _one_bit(fn, x, y):
     return x & y if fn is operator.mul else x ^ y
 
 
+def _fits(value, dtype):
+    """Whether a plain Python number is computed with in dtype (of 32 or 64 bits) as it is."""
+    if value.__class__ is int:
+        return dtype.kind == "f" or -0x80000000 <= value <= 0x7FFFFFFF and (value >= 0 or dtype.kind == "i")
+    return value.__class__ is float and dtype.kind == "f"
+
+
+def _small(a, b):
+    """Whether a // b and a % b are those of a non-negative int32 scalar by a positive Python int."""
+    if (
+        a.__class__ is not Tensor
+        or b.__class__ is not int
+        or a.dtype is not D.int32
+        or not 0 < b <= 0x7FFFFFFF
+    ):
+        return False
+    return a.d.__class__ is np.int32 and a.d >= 0
+
+
 def arith(a, b, fn, name):
     """a fn b for +, - and *, pointers included."""
     dtype = a.dtype if isinstance(a, Tensor) else None
@@ -88,6 +107,8 @@ def arith(a, b, fn, name):
             return _exact(fn(a.d, b), dtype, name)
         if kind is float and dtype.kind == "f":
             return _exact(fn(a.d, b), dtype, name)
+    elif dtype is None and b.__class__ is Tensor and b.ptr is None and b.dtype.exact and _fits(a, b.dtype):
+        return _exact(fn(a, b.d), b.dtype, name)
     if isinstance(a, Tensor) and a.ptr is not None or isinstance(b, Tensor) and b.ptr is not None:
         return pointer_add(a, b, name)
     x, y, dtype = operands(a, b)
@@ -147,6 +168,8 @@ def _c_floordiv(x, y, dtype):
 
 def floordiv(a, b):
     """a // b of integers, truncating toward zero."""
+    if _small(a, b):
+        return Tensor(a.d // b, D.int32)
     x, y, dtype = operands(a, b, True)
     if dtype.kind == "f":
         raise KernelTypeError("// on floats")
@@ -169,6 +192,8 @@ def floordiv(a, b):
 
 def mod(a, b):
     """a % b with the sign of a, for integers and floats."""
+    if _small(a, b):
+        return Tensor(a.d % b, D.int32)
     x, y, dtype = operands(a, b, True)
     if dtype.kind == "f":
         return _finish(np.fmod(x, y), dtype, "mod")
