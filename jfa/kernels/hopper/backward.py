@@ -1,0 +1,504 @@
+"""Hopper backward, KV-stationary: a CTA keeps 128 keys and meets all query rows that see them.
+
+Roles: a loader warp (K and V once a tile; Q, dO and their statistics in rings), two compute warp groups of 64
+keys each, and a writer warp that adds dQ to global memory. A compute group holds S^T and dP^T of its keys,
+keeps P^T and dS^T in registers as the left operand of dV += P^T dO and dK += dS^T Q, and puts dS^T into
+shared memory, where both groups read it: each forms one half of dQ's columns over all 128 keys.
+
+    load      K V Q0 dO0 | Q1 dO1 | Q2 dO2 | ...
+    group 0   S0 dP0 . P0 . dS0 |x| dV dK dQ0[:, left ] . stage | S1 ...      last: dK dV leave through K, V
+    group 1   S0 dP0 . P0 . dS0 |x| dV dK dQ0[:, right] . stage | S1 ...
+    reduce                                        add dQ0 to memory | ...
+    |x| both groups meet: dS^T of all 128 keys is in shared memory
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from jfa.kernels.keys import Keys
+from jfa.kernels.parts import Deal, Ring
+from jfa.kernels.ragged import ragged_row
+
+GROUPS = tl.constexpr(2)  # compute warp groups
+ROWS = tl.constexpr(64)  # keys of a compute group
+SCORES_READY = tl.constexpr(9)  # named barrier: dS of both groups is written
+SCORES_READ = tl.constexpr(10)  # named barrier: dS of both groups is read
+KEYS_READ = tl.constexpr(11)  # named barrier: both groups are done with the tile's K
+
+
+@triton.aggregate
+class Buffers:
+    """The rings between the roles, and the tile that the compute groups exchange."""
+
+    k: Ring  # K and V of the key tile, one barrier for both
+    v: tlx.buffered_tensor
+    dk: tlx.buffered_tensor  # staging of the results: the K and V tiles themselves where they are wide enough
+    dv: tlx.buffered_tensor
+    q: Ring
+    dout: Ring
+    log2_lse: tlx.buffered_tensor  # in the slots of the Q ring
+    delta: tlx.buffered_tensor  # in the slots of the dO ring
+    ds: tlx.buffered_tensor
+    dq: Ring  # compute -> reduce: a part of dQ from either group a turn
+    HEAD_DIM: tl.constexpr
+
+
+@triton.aggregate
+class Statistics:
+    """Row statistics in global memory: (Hq, ``rows``) float32 each."""
+
+    log2_lse: tl.tensor
+    delta: tl.tensor
+    rows: tl.tensor
+
+
+@triton.jit
+def load(
+    keys,
+    deal,
+    buffers,
+    q,
+    k,
+    v,
+    dout,
+    statistics,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+    DRAW: tl.constexpr,
+    PUBLISH: tl.constexpr,
+):
+    """Loader: K and V of every tile of every item, then Q and dO of each block of rows that sees them."""
+    turn = 0  # blocks of query rows so far
+    tiles = 0
+    k_item = 0
+    t = DRAW(deal, 0, 0)
+    PUBLISH(deal, 0, t)
+    while t < deal.items:
+        k_item += 1
+        following = DRAW(deal, k_item, t)
+        PUBLISH(deal, k_item, following)  # before the item's loads: readers look one item ahead
+        for i in range(COUNT(keys, t)):
+            tile = TILE(keys, t, i)
+            slot = buffers.k.claim(tiles)
+            full = buffers.k.fulls[slot]
+            span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key)
+            column = tile.head * buffers.HEAD_DIM
+            tlx.barrier_expect_bytes(full, buffers.k.bytes)
+            tlx.async_descriptor_load(k, buffers.k.tiles[slot], [span, end, key, column], full)
+            tlx.async_descriptor_load(v, buffers.v[slot], [span, end, key, column], full)
+            low, high = keys.query_blocks(tile)
+            for head in range(tile.head * keys.GROUP, (tile.head + 1) * keys.GROUP):
+                for block in range(low, high):
+                    load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn)
+                    turn += 1
+            tiles += 1
+        t = following
+
+
+@triton.jit
+def load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn):
+    """Q with lse, and dO with delta, of one block of query rows of one head."""
+    row = block * keys.BLOCK_M
+    column = head * buffers.HEAD_DIM
+    STAT_BYTES: tl.constexpr = 4 * keys.BLOCK_M
+    stat = head.to(tl.int64) * statistics.rows + tile.stat + row
+    slot = buffers.q.claim(turn)
+    full = buffers.q.fulls[slot]
+    span, end, first = ragged_row(tile.q_end, tile.q_len, row)
+    tlx.barrier_expect_bytes(full, buffers.q.bytes + STAT_BYTES)
+    tlx.async_descriptor_load(q, buffers.q.tiles[slot], [span, end, first, column], full)
+    tlx.async_load(statistics.log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
+    slot = buffers.dout.claim(turn)
+    full = buffers.dout.fulls[slot]
+    span, end, first = ragged_row(tile.dout_end, tile.q_len, row)
+    tlx.barrier_expect_bytes(full, buffers.dout.bytes + STAT_BYTES)
+    tlx.async_descriptor_load(dout, buffers.dout.tiles[slot], [span, end, first, column], full)
+    tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+
+
+@triton.jit
+def scores(
+    group: tl.constexpr,
+    keys,
+    tile,
+    buffers,
+    k_slot,
+    block,
+    turn,
+    scale_log2,
+    masked,
+    HEAD_DIM: tl.constexpr,
+):
+    """P^T and dS^T of this group's 64 keys against one block of query rows, in registers."""
+    DTYPE: tl.constexpr = buffers.k.tiles.dtype
+    mine: tl.constexpr = group * ROWS
+    k_rows = tlx.local_slice(buffers.k.tiles[k_slot], [mine, 0], [ROWS, HEAD_DIM])
+    v_rows = tlx.local_slice(buffers.v[k_slot], [mine, 0], [ROWS, HEAD_DIM])
+    q_slot = buffers.q.await_full(turn)
+    s = tlx.async_dot(k_rows, tlx.local_trans(buffers.q.tiles[q_slot]))
+    do_slot = buffers.dout.await_full(turn)
+    dp = tlx.async_dot(v_rows, tlx.local_trans(buffers.dout.tiles[do_slot]))
+    log2_lse = tlx.local_load(buffers.log2_lse[q_slot])
+    s = tlx.async_dot_wait(1, s)
+    p = tl.math.exp2(s * scale_log2 - log2_lse[None, :])
+    if masked:
+        key = tile.key + mine + tl.arange(0, ROWS)
+        row = block * keys.BLOCK_M + tl.arange(0, keys.BLOCK_M)
+        p = tl.where(keys.seen(tile, key, row), p, 0.0)
+    delta = tlx.local_load(buffers.delta[do_slot])
+    dp = tlx.async_dot_wait(0, dp)
+    ds = p * (dp - delta[None, :])
+    return p.to(DTYPE), ds.to(DTYPE), q_slot, do_slot
+
+
+@triton.jit
+def share_scores(group: tl.constexpr, keys, buffers, ds):
+    """dS^T of this group's keys into shared memory; returns when both groups' halves are there."""
+    mine = tlx.local_slice(buffers.ds[0], [group * ROWS, 0], [ROWS, keys.BLOCK_M])
+    tlx.local_store(mine, ds)
+    tlx.fence("async_shared")  # the tensor cores read dS through the asynchronous proxy
+    tlx.named_barrier_wait(SCORES_READY, GROUPS * 128)
+
+
+@triton.jit
+def put(group: tl.constexpr, buffers, turn, dq):
+    """Compute -> reduce: this group's half of dQ's columns into its staging tile."""
+    i = turn * GROUPS + group
+    slot = buffers.dq.claim(i)  # the writer's add of the tile's last content has been read
+    tlx.local_store(buffers.dq.tiles[slot], dq)
+    tlx.fence("async_shared")  # the TMA unit reads it
+    tlx.barrier_arrive(buffers.dq.fulls[slot])
+
+
+@triton.jit
+def multiply(group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked):
+    """One block of query rows: dV, dK, and this group's half of dQ's columns in one piece."""
+    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
+    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
+    p, ds, q_slot, do_slot = scores(
+        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
+    )
+    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
+    share_scores(group, keys, buffers, ds)
+    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
+    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
+    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
+    dv = tlx.async_dot_wait(2, dv)
+    buffers.dout.release(turn)  # the loader may replace dO
+    dk = tlx.async_dot_wait(1, dk)
+    buffers.q.release(turn)  # and Q
+    dq = tlx.async_dot_wait(0, dq)
+    tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
+    put(group, buffers, turn, dq)
+    return dk, dv
+
+
+@triton.jit
+def multiply_dq_first(
+    group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked
+):
+    """As `multiply`, but dQ before dK: its registers leave for staging while the tensor cores form dK."""
+    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
+    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
+    p, ds, q_slot, do_slot = scores(
+        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
+    )
+    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
+    share_scores(group, keys, buffers, ds)
+    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
+    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
+    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
+    dv = tlx.async_dot_wait(2, dv)
+    buffers.dout.release(turn)  # the loader may replace dO
+    dq = tlx.async_dot_wait(1, dq)
+    put(group, buffers, turn, dq)
+    dk = tlx.async_dot_wait(0, dk)
+    buffers.q.release(turn)  # and Q
+    tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
+    return dk, dv
+
+
+@triton.jit
+def walk_masked(
+    group: tl.constexpr,
+    keys,
+    tile,
+    buffers,
+    k_slot,
+    low,
+    high,
+    turn,
+    dk,
+    dv,
+    scale_log2,
+    MULTIPLY: tl.constexpr,
+):
+    """Blocks [low, high) of query rows of one head, every one masked."""
+    for block in range(low, high):
+        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, True)
+        turn += 1
+    return dk, dv, turn
+
+
+@triton.jit
+def walk_peeled(
+    group: tl.constexpr,
+    keys,
+    tile,
+    buffers,
+    k_slot,
+    low,
+    high,
+    turn,
+    dk,
+    dv,
+    scale_log2,
+    MULTIPLY: tl.constexpr,
+):
+    """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
+    first, end = keys.bulk_blocks(tile, low, high)
+    for block in range(low, high):
+        masked = (block < first) | (block >= end)
+        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked)
+        turn += 1
+    return dk, dv, turn
+
+
+@triton.jit
+def store(group: tl.constexpr, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale):
+    """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile."""
+    DTYPE: tl.constexpr = buffers.k.tiles.dtype
+    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
+    mine: tl.constexpr = group * ROWS
+    dk_rows = tlx.local_slice(buffers.dk[k_slot], [mine, 0], [ROWS, HEAD_DIM])
+    dv_rows = tlx.local_slice(buffers.dv[k_slot], [mine, 0], [ROWS, HEAD_DIM])
+    span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + mine)
+    column = tile.head * HEAD_DIM
+    tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)  # the other group's dQ has read this group's K rows
+    tlx.local_store(dk_rows, (dk * scale).to(DTYPE))
+    tlx.local_store(dv_rows, dv.to(DTYPE))
+    tlx.fence("async_shared")  # the TMA unit reads them
+    tlx.async_descriptor_store(dk_out, dk_rows, [span, end, key, column])
+    tlx.async_descriptor_store(dv_out, dv_rows, [span, end, key, column])
+    tlx.async_descriptor_store_wait(0)  # read out: the loader may overwrite K and V
+
+
+@triton.jit
+def compute(
+    group: tl.constexpr,
+    keys,
+    deal,
+    buffers,
+    dk_out,
+    dv_out,
+    scale_log2,
+    scale,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAR: tl.constexpr,
+    WALK: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """A compute group: dK and dV of its 64 keys of every tile, and its columns of every dQ."""
+    turn = 0
+    tiles = 0
+    k_item = 0
+    t = HEAR(deal, 0)
+    while t < deal.items:
+        k_item += 1
+        following = HEAR(deal, k_item)
+        for i in range(COUNT(keys, t)):
+            tile = TILE(keys, t, i)
+            low, high = keys.query_blocks(tile)
+            dk = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
+            dv = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
+            k_slot = buffers.k.await_full(tiles)
+            for _ in range(keys.GROUP):
+                dk, dv, turn = WALK(
+                    group, keys, tile, buffers, k_slot, low, high, turn, dk, dv, scale_log2, MULTIPLY
+                )
+            STORE(group, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale)
+            buffers.k.release(tiles)
+            tiles += 1
+        t = following
+
+
+@triton.jit
+def add_turn(keys, buffers, tile, dq, head, block, turn):
+    """Start the reduce-adds of all parts of one turn's dQ; rows past the sequence's queries are dropped."""
+    span, end, row = ragged_row(tile.q_end, tile.q_len, block * keys.BLOCK_M)
+    for group in tl.static_range(GROUPS):
+        slot = buffers.dq.await_full(turn * GROUPS + group)
+        column = head * buffers.HEAD_DIM + group * (buffers.HEAD_DIM // GROUPS)
+        tlx.async_descriptor_store(dq, buffers.dq.tiles[slot], [span, end, row, column], store_reduce="add")
+
+
+@triton.jit
+def settle_at_once(buffers, turn):
+    """One staging buffer: wait until this turn's parts are read before the groups may stage the next."""
+    tlx.async_descriptor_store_wait(0)
+    for group in tl.static_range(GROUPS):
+        buffers.dq.release(turn * GROUPS + group)
+
+
+@triton.jit
+def settle_one_behind(buffers, turn):
+    """Two staging buffers: this turn's adds stay in flight, those of the turn before have been read."""
+    tlx.async_descriptor_store_wait(GROUPS)
+    if turn > 0:
+        for group in tl.static_range(GROUPS):
+            buffers.dq.release((turn - 1) * GROUPS + group)
+
+
+@triton.jit
+def reduce(
+    keys,
+    deal,
+    buffers,
+    dq,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAR: tl.constexpr,
+    SETTLE: tl.constexpr,
+):
+    """Writer: adds every turn's dQ to global memory, in float32, by TMA."""
+    turn = 0
+    k_item = 0
+    t = HEAR(deal, 0)
+    while t < deal.items:
+        k_item += 1
+        following = HEAR(deal, k_item)
+        for i in range(COUNT(keys, t)):
+            tile = TILE(keys, t, i)
+            low, high = keys.query_blocks(tile)
+            for head in range(tile.head * keys.GROUP, (tile.head + 1) * keys.GROUP):
+                for block in range(low, high):
+                    add_turn(keys, buffers, tile, dq, head, block, turn)
+                    SETTLE(buffers, turn)
+                    turn += 1
+        t = following
+    tlx.async_descriptor_store_wait(0)
+
+
+@triton.jit
+def backward(
+    q,
+    k,
+    v,
+    dout,
+    dq,
+    dk,
+    dv,
+    log2_lse,
+    delta,
+    records,
+    counts,
+    kv_offsets,
+    q_offsets,
+    counter,
+    batch,
+    query_len,
+    padded_len,
+    stat_rows,
+    left,
+    right,
+    scale_log2,
+    scale,
+    LOAD: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    WALK: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    STORE: tl.constexpr,
+    REDUCE: tl.constexpr,
+    SETTLE: tl.constexpr,
+    ITEMS: tl.constexpr,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+    DRAW: tl.constexpr,
+    PUBLISH: tl.constexpr,
+    HEAR: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BROADCAST: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROW_STAGES: tl.constexpr,
+    DQ_STAGES: tl.constexpr,
+    REGISTERS: tl.constexpr,
+):
+    """Persistent: one CTA an SM, items as the deal hands them out."""
+    DTYPE: tl.constexpr = q.dtype
+    ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
+    keys = Keys(
+        records,
+        counts,
+        kv_offsets,
+        q_offsets,
+        batch,
+        query_len,
+        padded_len,
+        left,
+        right,
+        HEADS,
+        GROUP,
+        BROADCAST,
+        LEFT,
+        RIGHT,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    tickets = tlx.local_alloc((1,), tl.int32, 2)
+    ticket_full = tlx.alloc_barriers(2)
+    ticket_empty = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
+    program = tl.program_id(0)
+    deal = Deal(program, tl.num_programs(0), ITEMS(keys), counter, tickets, ticket_full, ticket_empty, 1)
+    k_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+    v_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+    dk_tiles = k_tiles
+    dv_tiles = v_tiles
+    if HEAD_DIM == 64:  # half a K tile is half a swizzle atom wide, which a TMA store cannot read
+        dk_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+        dv_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+    k_full = tlx.alloc_barriers(1)
+    k_empty = tlx.alloc_warp_barrier(1, num_warps=8)
+    q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
+    q_full = tlx.alloc_barriers(ROW_STAGES)
+    q_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
+    dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
+    dout_full = tlx.alloc_barriers(ROW_STAGES)
+    dout_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
+    dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM // GROUPS), tl.float32, GROUPS * DQ_STAGES)
+    dq_full = tlx.alloc_warp_barrier(GROUPS * DQ_STAGES, num_warps=4)
+    dq_empty = tlx.alloc_barriers(GROUPS * DQ_STAGES)
+    buffers = Buffers(
+        Ring(k_tiles, k_full, k_empty, 1, 2 * 2 * BLOCK_N * HEAD_DIM),
+        v_tiles,
+        dk_tiles,
+        dv_tiles,
+        Ring(q_tiles, q_full, q_empty, ROW_STAGES, ROW_BYTES),
+        Ring(dout_tiles, dout_full, dout_empty, ROW_STAGES, ROW_BYTES),
+        tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
+        tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
+        tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1),
+        Ring(dq_tiles, dq_full, dq_empty, GROUPS * DQ_STAGES, 0),
+        HEAD_DIM,
+    )
+    statistics = Statistics(log2_lse, delta, stat_rows)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            COMPUTE(
+                0, keys, deal, buffers, dk, dv, scale_log2, scale, COUNT, TILE, HEAR, WALK, MULTIPLY, STORE
+            )
+        with tlx.async_task(num_warps=4, registers=REGISTERS):
+            COMPUTE(
+                1, keys, deal, buffers, dk, dv, scale_log2, scale, COUNT, TILE, HEAR, WALK, MULTIPLY, STORE
+            )
+        with tlx.async_task(num_warps=1, registers=24):
+            LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, DRAW, PUBLISH)
+        with tlx.async_task(num_warps=1, registers=24):
+            REDUCE(keys, deal, buffers, dq, COUNT, TILE, HEAR, SETTLE)
