@@ -1,4 +1,109 @@
 """The steps of the Hopper kernels as data, in the order of the course."""
 
-FORWARD = []
+import dataclasses
+
+from jfa.kernels import parts
+from jfa.kernels.hopper import forward
+from jfa.kernels.problem import Problem
+from jfa.kernels.step import HopperForward
+
+SHORT = 112  # mean rows of keys up to which blocks of 64 keys beat blocks of 128
+
+
+def one_tile(problem: Problem) -> dict[str, int]:
+    """Blocks of 128 keys, one Q buffer, as many K and V tiles as fit; the consumers take turns."""
+    return {
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "Q_DEPTH": 1,
+        "KV_DEPTH": 6,
+        "STAGING": False,
+        "PINGPONG": True,
+        "CLASSES": 1,
+        "REGISTERS": 240,
+    }
+
+
+def prefetched_queries(problem: Problem) -> dict[str, int]:
+    """A second Q buffer instead of a sixth K or V tile: the next tile's Q arrives during this one."""
+    return one_tile(problem) | {"Q_DEPTH": 2, "KV_DEPTH": 5, "PINGPONG": False}
+
+
+def by_length(problem: Problem) -> dict[str, int]:
+    """Blocks of 64 keys for short sequences."""
+    short = problem.total_kv <= SHORT * problem.batch
+    return prefetched_queries(problem) | ({"BLOCK_N": 64, "KV_DEPTH": 10} if short else {})
+
+
+def resident_queries(problem: Problem) -> dict[str, int]:
+    """One Q buffer where Q stays (broadcast-Q), two where it never does, and a staging tile for O."""
+    depth = {"Q_DEPTH": 1, "KV_DEPTH": 5} if problem.broadcast_q else {"Q_DEPTH": 2, "KV_DEPTH": 4}
+    if by_length(problem)["BLOCK_N"] == 64:
+        depth["KV_DEPTH"] *= 2
+    classes = problem.heads_q * -(-problem.total_q // 128) if problem.broadcast_q else 1
+    return by_length(problem) | depth | {"STAGING": True, "CLASSES": classes if classes <= 64 else 1}
+
+
+WARP_SPECIALIZED = HopperForward(
+    name="warp_specialized",
+    title="Warp specialization",
+    idea="One warp loads by TMA, two warp groups compute and take turns on the tensor cores.",
+    arch="hopper",
+    direction="forward",
+    notebook="03_warp_specialized",
+    tiling=one_tile,
+    load=forward.load,
+    consume=forward.consume,
+    attend=forward.attend_masked,
+    softmax=forward.softmax,
+    finish=forward.finish_through_queries,
+    draw=parts.round_robin,
+    publish=parts.stay_silent,
+    hear=parts.round_robin,
+    fresh=parts.reload_queries,
+)
+BALANCED = dataclasses.replace(
+    WARP_SPECIALIZED,
+    name="balanced",
+    title="Sorted tiles, dealt back and forth",
+    idea="Tiles without keys leave the list, the rest is sorted by work and dealt boustrophedon.",
+    notebook="04_balanced",
+    order="sorted",
+    pruned=True,
+    draw=parts.boustrophedon,
+    hear=parts.boustrophedon,
+)
+DYNAMIC = dataclasses.replace(
+    BALANCED,
+    name="dynamic",
+    title="Tiles handed out at run time",
+    idea="An atomic counter gives the next tile to whoever is free; the loader draws two items ahead.",
+    notebook="05_dynamic",
+    tiling=prefetched_queries,
+    draw=parts.draw_ticket,
+    publish=parts.publish_ticket,
+    hear=parts.hear_ticket,
+)
+PEELED = dataclasses.replace(
+    DYNAMIC,
+    name="peeled",
+    title="Masks only where they matter",
+    idea="The masked block comes first, the bulk of the loop has no mask.",
+    notebook="06_peeled",
+    tiling=by_length,
+    attend=forward.attend_peeled,
+)
+STATIONARY = dataclasses.replace(
+    PEELED,
+    name="stationary",
+    title="Q stays on chip",
+    idea="A CTA keeps to one head and query block, so Q is loaded once, and O drains under the next tile.",
+    notebook="07_stationary",
+    tiling=resident_queries,
+    finish=forward.finish_staged,
+    draw=parts.draw_same_queries,
+    fresh=parts.keep_queries,
+)
+
+FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
 BACKWARD = []
