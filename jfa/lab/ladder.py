@@ -1,0 +1,249 @@
+"""The ladder as a table: what each step changes, what the compiler makes of it, and how fast it is.
+
+``python -m jfa.lab.ladder forward`` (or backward) compiles every step for both targets and runs it in the
+emulator. On an H200 it also measures the Hopper steps over jagged shapes and, with ``--output``, writes the
+rows with their provenance.
+"""
+
+import argparse
+import sys
+
+import torch
+
+from jfa import jagged, steps
+from jfa.kernels.problem import Problem
+from jfa.lab import cases, check, flops, source
+from jfa.lab.launches import capture_launches
+
+TARGETS = {"hopper": "sm_90", "blackwell": "sm_100"}
+INSTRUCTIONS = {
+    "hopper": ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG"),
+    "blackwell": ("UTCMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDTM", "UGETNEXTWORKID"),
+}
+LENGTHS = (0, 1, 127, 128, 129, 300, 63)  # what the emulator runs
+
+
+def module_of(arch: str):
+    """The launch module of "hopper" or "blackwell"."""
+    import importlib
+
+    return importlib.import_module(f"jfa.kernels.{arch}.launch")
+
+
+def problem_of(lengths, query_len: int, heads: int, dim: int, dtype=torch.bfloat16, device="cpu") -> Problem:
+    """A broadcast-Q problem over these lengths without windows."""
+    return Problem(
+        batch=len(lengths),
+        heads_q=heads,
+        heads_kv=heads,
+        head_dim=dim,
+        head_dim_v=dim,
+        total_q=query_len,
+        total_kv=int(sum(lengths)),
+        broadcast_q=True,
+        scale=dim**-0.5,
+        dtype=dtype,
+        device_type=device,
+    )
+
+
+def tensors_of(problem: Problem, lengths, seed: int = 0):
+    """q, k, v and offsets of a problem, on the CPU."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(problem.total_q, problem.heads_q), *2 * [(problem.total_kv, problem.heads_kv)]]
+    q, k, v = (torch.randn(*shape, problem.head_dim, generator=draw).to(problem.dtype) for shape in shapes)
+    return q, k, v, jagged.lengths_to_offsets(list(lengths))
+
+
+def run_step(step, problem: Problem, q, k, v, offsets, dout=None, schedule=None):
+    """Run one step on its backend: (out, lse), or with ``dout`` the gradients as well."""
+    module = module_of(step.arch)
+    if step.direction == "forward":
+        return module.forward(problem, q, k, v, offsets, None, step=step, schedule=schedule)
+    from jfa import reference
+
+    out, lse = reference.attention(q, k, v, offsets, None, scale=problem.scale)
+    args = (problem, dout, None, q, k, v, out.to(q.dtype), lse.float(), offsets, None)
+    return module.backward(*args, step=step, schedule=schedule)
+
+
+def compiled(step):
+    """Compile report of the step's main kernel for a production shape (M = 128, H = 4, D = 128, bf16)."""
+    lengths = [512, 300, 40, 777]
+    problem = problem_of(lengths, 128, 4, 128)
+    q, k, v, offsets = tensors_of(problem, lengths)
+    dout = torch.zeros(problem.out_shape, dtype=problem.dtype)
+    with capture_launches() as launches:
+        run_step(step, problem, q, k, v, offsets, dout)
+    main = [launch for launch in launches if launch.name == "kernel"]
+    return (main or launches)[-1].report(TARGETS[step.arch])
+
+
+def emulated(step, policy: str = "random", seed: int = 0) -> str:
+    """Verdict of one run in the emulator: findings, and the worst error as a share of its budget."""
+    from jfa import emulator
+
+    problem = problem_of(LENGTHS, 128, 2, 64)
+    q, k, v, offsets = tensors_of(problem, LENGTHS)
+    wanted = check.expected(q, k, v, offsets, gradients=step.direction == "backward", through_lse=False)
+    with emulator.emulate(arch=TARGETS[step.arch], policy=policy, seed=seed) as machine:
+        results = run_step(step, problem, q, k, v, offsets, wanted.inputs.dout)
+    names = ("out", "lse") if step.direction == "forward" else ("dq", "dk", "dv")
+    worst = wanted.check(dict(zip(names, results, strict=True))).worst.ratio
+    findings = sum(len(report.errors()) for report in machine.reports)
+    verdict = "ok" if findings == 0 and worst <= 1 else "FAILS"
+    return f"{verdict}: {findings} findings, {worst:.2f} of the error budget"
+
+
+def rows(direction: str, arch: str) -> list[dict]:
+    """The table of one ladder, a dict a step."""
+    found = []
+    before = None
+    for step in steps.ladder(arch, direction):
+        report = compiled(step)
+        counts = report.opcodes.groups() if report.counts is not None else {}
+        found.append(
+            {
+                "step": step.name,
+                "changed lines": "-" if before is None else source.changed_lines(before, step),
+                "registers": report.registers,
+                "setmaxnreg": "/".join(str(n) for n in sorted({n for _, n in report.setmaxnreg})),
+                "spill bytes": f"{report.spill_store_bytes}/{report.spill_load_bytes}",
+                "shared bytes": report.shared_bytes,
+                "TMEM columns": report.tmem_columns,
+                "instructions": report.instructions,
+                **{name: counts.get(name, 0) for name in INSTRUCTIONS[arch]},
+                "problems": len(report.problems(allow_spills=True)),
+                "emulator": emulated(step),
+            }
+        )
+        before = step
+    return found
+
+
+def show(table: list[dict]) -> str:
+    """The rows as aligned text."""
+    if not table:
+        return "no steps"
+    lines = [list(table[0])] + [[str(value) for value in row.values()] for row in table]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------- on a GPU
+
+
+def graph_of(call):
+    """A replayable CUDA graph of ``call``, so that launches cost no host time."""
+    call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def milliseconds(graphs: dict, rounds: int) -> dict:
+    """Interleaved times of each graph, (p20, p50, p80) in milliseconds, L2 flushed before each replay."""
+    flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
+    marks = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            marks[name].append((start, end))
+    torch.cuda.synchronize()
+    times = {name: torch.tensor([a.elapsed_time(b) for a, b in pairs]) for name, pairs in marks.items()}
+    return {name: [float(t.quantile(p)) for p in (0.2, 0.5, 0.8)] for name, t in times.items()}
+
+
+def variants(direction: str) -> dict:
+    """The Hopper steps by name; more can be added by a caller that wants to compare configurations."""
+    return {step.name: step for step in steps.ladder("hopper", direction)}
+
+
+def measure(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 30):
+    """Yield a row for every shape, step and scope ("kernel": schedule given, "call": made in the call)."""
+    module = module_of("hopper")
+    for case in shapes:
+        inputs = cases.make_inputs(case)
+        problem = problem_of(case.lengths().tolist(), case.M, case.Hq, case.D, inputs.q.dtype, "cuda")
+        args = (problem, inputs.q, inputs.k, inputs.v, inputs.kv_offsets, None)
+        work = flops.attention_flops(case.lengths(), case.M, case.Hq, case.D, direction)
+        graphs = {}
+        for name, step in chosen.items():
+            sizes = step.tiling(problem)
+            schedule = steps_schedule(step, problem, inputs, sizes)
+            for scope, given in (("kernel", schedule), ("call", None)):
+                graphs[name, scope] = graph_of(
+                    lambda a=args, s=step, g=given: module.forward(*a, step=s, schedule=g)
+                )
+        for (name, scope), times in milliseconds(graphs, rounds).items():
+            row = {**case.columns(), "direction": direction, "scope": scope, "step": name}
+            row |= dict(zip(("ms_p20", "ms_p50", "ms_p80"), times, strict=True))
+            yield row | {"tflops": work / times[1] / 1e9}
+        del graphs
+        torch.cuda.empty_cache()
+
+
+def steps_schedule(step, problem, inputs, sizes):
+    """The tile lists that the step would make for itself."""
+    from jfa.schedule import make_schedule
+
+    options = {"order": step.order, "pruned": step.pruned}
+    return make_schedule(problem, inputs.kv_offsets, None, sizes["BLOCK_M"], sizes["BLOCK_N"], **options)
+
+
+SHAPES = [
+    cases.Case("jagged", M, N, density, B=384 if N >= 4096 else 768)
+    for M, N, density in (
+        (128, 512, 0.1),
+        (128, 1024, 0.5),
+        (128, 2048, 0.9),
+        (256, 1024, 0.5),
+        (256, 2048, 0.9),
+        (512, 1024, 0.1),
+        (512, 2048, 0.5),
+        (512, 4096, 0.9),
+    )
+]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the tables; on a GPU measure as well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("direction", choices=("forward", "backward"))
+    parser.add_argument("--output", help="CSV file for the measured rows")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
+    chosen = parser.parse_args(arguments)
+    if chosen.only != "times":
+        for arch in TARGETS:
+            print(f"{chosen.direction} on {arch} ({TARGETS[arch]})")
+            print(show(rows(chosen.direction, arch)), flush=True)
+    if chosen.only == "table" or not torch.cuda.is_available():
+        return 0
+    measured = []
+    for row in measure(chosen.direction, SHAPES, variants(chosen.direction), chosen.rounds):
+        measured.append(row)
+        print(
+            f"M={row['M']:<4} N={row['N']:<5} density {row['density']:<4} {row['scope']:<7}"
+            f"{row['step']:<18}{row['ms_p50'] * 1e3:9.1f} us {row['tflops']:7.0f} TFLOPS",
+            flush=True,
+        )
+    if chosen.output:
+        from jfa.lab import measure as recorder
+
+        recorder.write_rows(chosen.output, [row | recorder.provenance() for row in measured])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
