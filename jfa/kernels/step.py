@@ -57,30 +57,48 @@ class HopperForward(Step):
 
 @dataclasses.dataclass(frozen=True)
 class BlackwellForward(Step):
-    """Roles of jfa.kernels.blackwell.forward.kernel."""
+    """Roles of jfa.kernels.blackwell.forward.kernel: three warp groups and three or four single warps."""
 
-    load: Any = None
-    mma: Any = None
-    softmax: Any = None
-    correction: Any = None
-    store: Any = None
-    draw: Any = None
-    publish: Any = None
-    hear: Any = None
-    fresh: Any = None
+    load: Any = None  # TMA loads of Q, K and V
+    mma: Any = None  # both matrix products of every block
+    softmax: Any = None  # a softmax group's loop over its tiles
+    walk: Any = None  # a softmax group's way through the blocks of one tile
+    weigh: Any = None  # scores of one block -> weights, maximum and sum
+    correction: Any = None  # rescaling and epilogue
+    rescale: Any = None  # accumulator times the factor of one block
+    store: Any = None  # TMA stores of O
+    draw: Any = None  # the deal's producer, a warp of its own; None when every role can compute the deal
+    hear: Any = None  # the deal, everybody's side: which item comes next
+    fresh: Any = None  # whether a tile needs its queries loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class HopperBackward(Step):
-    """Roles of jfa.kernels.hopper.backward.kernel."""
+    """Roles of jfa.kernels.hopper.backward.kernel: a loader warp, two compute warp groups, a writer warp."""
 
-    load: Any = None
-    compute: Any = None
-    reduce: Any = None
-    store: Any = None
-    draw: Any = None
-    publish: Any = None
-    hear: Any = None
+    load: Any = None  # TMA loads of K and V, then of Q, dO and their statistics
+    compute: Any = None  # the loop of a compute group over its tiles
+    walk: Any = None  # one tile's walk over the blocks of query rows
+    multiply: Any = None  # one block of query rows: dV, dK and a part of dQ
+    store: Any = None  # epilogue of one tile: dK and dV
+    reduce: Any = None  # writer: adds dQ to global memory
+    settle: Any = None  # writer: when a staging tile of dQ may be reused
+    items: Any = None  # the list: how many items there are
+    count: Any = None  # the list: key tiles of an item
+    tile: Any = None  # the list: the i-th of them
+    draw: Any = None  # the deal, loader's side: which item comes next
+    publish: Any = None  # the deal, loader -> the others
+    hear: Any = None  # the deal, their side
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperStationary(Step):
+    """Roles of jfa.kernels.hopper.backward_stationary.kernel, whose dQ stays in registers."""
+
+    load: Any = None  # TMA loads of Q once, K and V of every tile, dO and its statistics of every sequence
+    accumulate: Any = None  # the loop of a group over its tiles
+    score: Any = None  # P and dS of one tile
+    flush: Any = None  # the finished dQ
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,105 @@
 """The steps of the Blackwell kernels as data, in the order of the course."""
 
-FORWARD = []
+import dataclasses
+import functools
+
+from jfa.kernels import parts
+from jfa.kernels.blackwell import forward, softmax, tmem
+from jfa.kernels.problem import Problem
+from jfa.kernels.step import BlackwellForward
+
+
+def forward_tiling(problem: Problem, *, block_m: int | None = None, overlap: bool = False) -> dict[str, int]:
+    """How the two softmax groups share the work of a CTA, and what the seven 32 KB slots of SMEM hold.
+
+    Clocks per 128 x 128 block of scores at head dimension 128 (rates: tensor core N / 2 a MMA of K = 16, MUFU
+    16, shared memory 128 B): MMA 1024, exp2 1024, operands 768, and TMA 512 for each K/V pair that comes in.
+    One query tile a K/V pair makes shared memory the bottleneck (1280), two make it a tie (1024). So:
+    - M > 128: an item is two query blocks of one head (BLOCK_M 256), one for each group.
+    - M <= 128 with query heads that share keys: two heads of one group (PACK 2), one for each softmax group.
+    - else one query tile, whose key blocks the groups take in turn, each with its own accumulator, maximum
+      and sum; the epilogue adds the two. HBM is the bottleneck there (2500 clocks), so spare slots hold K/V.
+    Packed queries count as long ones. ``block_m`` is that of a schedule that is given; it decides instead.
+    """
+    pair_rows = (problem.query_len or 256) > 128 if block_m is None else block_m == 256
+    pair_heads = not pair_rows and problem.group % 2 == 0
+    shared = pair_heads or pair_rows
+    small = problem.head_dim == 64
+    keeps = overlap and problem.broadcast_q  # Q stays: one set of slots is enough
+    block_m = 256 if pair_rows else 128
+    if shared:
+        depths = {"Q_DEPTH": 2, "KV_DEPTH": 3, "O_DEPTH": 2}
+    else:
+        depths = {"Q_DEPTH": 1 if keeps else 2, "KV_DEPTH": 5 if keeps else 4, "O_DEPTH": 1}
+    if small:  # slots of 16 KB: twice the keys in flight
+        depths |= {"KV_DEPTH": 2 * depths["KV_DEPTH"], "O_DEPTH": 2}
+    heads = problem.heads_q // (2 if pair_heads else 1)
+    return depths | {
+        "BLOCK_M": block_m,
+        "BLOCK_N": 128,
+        "TILES": 2 if shared else 1,
+        "PACK": 2 if pair_heads else 1,
+        "CLASSES": heads * -(-(problem.query_len or 1) // block_m),
+        "SLICE": 32,
+        "OVERLAP": overlap,
+        "SOFTMAX_REGS": 192,
+        "WARP_REGS": 32,
+    }
+
+
+WARP_SPECIALIZED = BlackwellForward(
+    name="warp_specialized",
+    title="Roles and rings",
+    idea="Loads, matrix products, softmax, rescaling and stores run in warps of their own, at the same time.",
+    arch="blackwell",
+    direction="forward",
+    notebook="03_roles_and_rings",
+    tiling=forward_tiling,
+    load=forward.load,
+    mma=forward.mma,
+    softmax=softmax.softmax,
+    walk=softmax.walk,
+    weigh=softmax.weigh,
+    correction=forward.correction,
+    rescale=forward.rescale,
+    store=forward.store,
+    hear=parts.round_robin,
+    fresh=parts.reload_queries,
+)
+BALANCED = dataclasses.replace(
+    WARP_SPECIALIZED,
+    name="balanced",
+    title="Longest tiles first, back and forth",
+    idea="Tiles sorted by their keys, the empty ones left out, dealt to the CTAs in rounds that turn around.",
+    order="sorted",
+    pruned=True,
+    hear=parts.boustrophedon,
+)
+DYNAMIC = dataclasses.replace(
+    BALANCED,
+    name="dynamic",
+    title="Cluster launch control",
+    idea="A CTA that is done takes over a CTA that has not started, so nobody waits for a bad deal.",
+    draw=tmem.request_launches,
+    hear=tmem.hear_launch,
+)
+PEELED = dataclasses.replace(
+    DYNAMIC,
+    name="peeled",
+    title="Masks only at the edges",
+    idea="Only blocks with an edge in them (end of the sequence, diagonal, window) pay for a mask.",
+    walk=softmax.walk_peeled,
+)
+STATIONARY = dataclasses.replace(
+    PEELED,
+    name="stationary",
+    title="Q stays, and the tensor core never drains",
+    idea="Tiles with the same queries follow each other and keep them; S of the next tile runs in this one's epilogue.",
+    tiling=functools.partial(forward_tiling, overlap=True),
+    mma=forward.mma_across,
+    hear=tmem.hear_by_class,
+    fresh=parts.keep_queries,
+)
+
+FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
 BACKWARD = []

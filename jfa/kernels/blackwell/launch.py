@@ -1,0 +1,134 @@
+"""Launches the Blackwell kernels: checks, descriptors, schedule, outputs."""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import math
+
+import torch
+
+from jfa.kernels.blackwell import forward as forward_kernel
+from jfa.kernels.blackwell import ladder
+from jfa.kernels.problem import Problem
+from jfa.kernels.ragged import ragged_descriptor
+from jfa.kernels.step import Step
+from jfa.kernels.tiles import Schedule, make_schedule
+
+EMULATED_SMS = 3  # so that small inputs already give every CTA several items
+LOG2_E = math.log2(math.e)
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the kernels can run the call, else the argument that they cannot take and their limit."""
+    if problem.head_dim not in (64, 128):
+        return f"q: the Blackwell kernels take head dimensions 64 and 128, got {problem.head_dim}"
+    if problem.head_dim_v != problem.head_dim:
+        return f"v: the Blackwell kernels take the head dimension of k, {problem.head_dim}, got {problem.head_dim_v}"
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"q: the Blackwell kernels take bfloat16 and float16, got {problem.dtype}"
+    rows = max(problem.total_kv, problem.total_q * (problem.batch if problem.broadcast_q else 1))
+    if rows > 1 << 30:
+        return f"q, k, v: the Blackwell kernels address 2**30 rows, got {rows}"
+    return None
+
+
+def find_step(step: Step | str | None) -> Step:
+    """The forward step of that name; None is the last of the ladder."""
+    if isinstance(step, Step):
+        return step
+    for known in ladder.FORWARD:
+        if known.name == step:
+            return known
+    if step is None:
+        return ladder.FORWARD[-1]
+    raise ValueError(f"step: expected one of {', '.join(s.name for s in ladder.FORWARD)}, got {step!r}")
+
+
+def forward(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_offsets: torch.Tensor,
+    q_offsets: torch.Tensor | None,
+    *,
+    schedule: Schedule | None = None,
+    step: Step | str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of every sequence; shapes and meaning as in ``jfa.jagged_flash_attention``.
+
+    Returns out in q's dtype and lse float32, both contiguous. Never waits for the device.
+    """
+    out = q.new_empty(problem.out_shape)
+    lse = q.new_empty(problem.lse_shape, dtype=torch.float32)
+    if out.numel() == 0 or problem.total_kv == 0:
+        return out.zero_(), lse.fill_(-math.inf)
+    grid, args, constants = arguments(
+        problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, find_step(step)
+    )
+    forward_kernel.kernel[grid](*args, **constants)
+    return out, lse
+
+
+def arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step):
+    """Grid, positional and named arguments of the forward kernel for one call."""
+    constants = constexprs(problem, step, None if schedule is None else schedule.block_m)
+    if schedule is None:
+        blocks = (constants["BLOCK_M"], constants["BLOCK_N"])
+        schedule = make_schedule(problem, kv_offsets, q_offsets, *blocks, order=step.order, pruned=step.pruned)
+    scale = problem.scale
+    if scale <= 0:  # the kernel scales the maximum, which needs a positive factor
+        q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
+    rows = out.view(-1, problem.heads_q, problem.head_dim)
+    boxes = [(q, 128), (k, constants["BLOCK_N"]), (v, constants["BLOCK_N"]), (rows, 128)]
+    args = [describe(x, rows) for x, rows in boxes]
+    args += [out, lse, schedule.q_tiles, schedule.q_counts]
+    args += [schedule.q_counts if problem.broadcast_q else schedule.q_offsets]  # not read with broadcast-Q
+    args += [problem.total_q, max(problem.window_left, 0), max(problem.window_right, 0), scale * LOG2_E]
+    items = schedule.q_tiles.shape[0] * (problem.heads_q // constants["PACK"])
+    grid = items if step.draw is not None else min(items, processors(q.device))
+    return (grid,), args, constants
+
+
+def constexprs(problem: Problem, step: Step, block_m: int | None = None) -> dict:
+    """What the forward kernel is compiled with; ``block_m`` is that of a schedule that was given."""
+    if block_m not in (None, 128, 256):
+        raise ValueError(f"schedule: expected one for 128 or 256 query rows a tile, got {block_m}")
+    if block_m is not None:
+        step = dataclasses.replace(step, tiling=functools.partial(step.tiling, block_m=block_m))
+    return {"DRAW": None} | step.constexprs(problem) | {
+        "HEADS": problem.heads_q,
+        "GROUP": problem.group,
+        "BROADCAST": problem.broadcast_q,
+        "LEFT": problem.window_left >= 0,
+        "RIGHT": problem.window_right >= 0,
+        "HEAD_DIM": problem.head_dim,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+
+
+def describe(x: torch.Tensor, rows: int):
+    """A ragged descriptor over (rows, heads * D), of a copy where TMA cannot take the tensor as it is."""
+    stride, bytes_ = x.stride(0), x.element_size()
+    fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and stride * bytes_ % 16 == 0
+    if not fits or x.data_ptr() % 16 or not 0 < stride < 1 << 31:
+        x = x.contiguous() if not x.is_contiguous() else x.clone()
+    flat = x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
+    return ragged_descriptor(flat, rows, x.shape[2])
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of the device; a few in the emulator."""
+    if device.type != "cuda":
+        return EMULATED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def backward(problem, *tensors, **options):
+    """Gradients, from jfa.kernels.blackwell.backward's own launch when this version has it."""
+    if importlib.util.find_spec("jfa.kernels.blackwell.backward") is None:
+        raise NotImplementedError("backward: this version has no Blackwell backward kernel")
+    return importlib.import_module("jfa.kernels.blackwell.backward").backward(problem, *tensors, **options)
