@@ -48,6 +48,7 @@ def prepare_kernel(
     query_len,
     total_kv,
     count,
+    padded,
     heads,
     kv_columns,
     BROADCAST: tl.constexpr,
@@ -60,7 +61,7 @@ def prepare_kernel(
     tile = tl.program_id(0)
     head = tl.program_id(1)
     if BROADCAST:
-        per_sequence = tl.cdiv(query_len, BLOCK)
+        per_sequence = padded // BLOCK
         sequence = tile // per_sequence
         first = (tile % per_sequence) * BLOCK
         start = sequence.to(tl.int64) * query_len
@@ -137,6 +138,7 @@ def prepare_rows(
         problem.total_q,
         problem.total_kv,
         count,
+        padded,
         heads,
         problem.heads_kv * problem.head_dim,
         BROADCAST=problem.broadcast_q,

@@ -16,32 +16,10 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa.kernels.hopper.backward_compute import GROUPS, Buffers
 from jfa.kernels.keys import Keys
 from jfa.kernels.parts import Deal, Ring
 from jfa.kernels.ragged import ragged_row
-
-GROUPS = tl.constexpr(2)  # compute warp groups
-ROWS = tl.constexpr(64)  # keys of a compute group
-SCORES_READY = tl.constexpr(9)  # named barrier: dS of both groups is written
-SCORES_READ = tl.constexpr(10)  # named barrier: dS of both groups is read
-KEYS_READ = tl.constexpr(11)  # named barrier: both groups are done with the tile's K
-
-
-@triton.aggregate
-class Buffers:
-    """The rings between the roles, and the tile that the compute groups exchange."""
-
-    k: Ring  # K and V of the key tile, one barrier for both
-    v: tlx.buffered_tensor
-    dk: tlx.buffered_tensor  # staging of the results: the K and V tiles themselves where they are wide enough
-    dv: tlx.buffered_tensor
-    q: Ring
-    dout: Ring
-    log2_lse: tlx.buffered_tensor  # in the slots of the Q ring
-    delta: tlx.buffered_tensor  # in the slots of the dO ring
-    ds: tlx.buffered_tensor
-    dq: Ring  # compute -> reduce: a part of dQ from either group a turn
-    HEAD_DIM: tl.constexpr
 
 
 @triton.aggregate
@@ -118,214 +96,6 @@ def load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn):
 
 
 @triton.jit
-def scores(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    block,
-    turn,
-    scale_log2,
-    masked,
-    HEAD_DIM: tl.constexpr,
-):
-    """P^T and dS^T of this group's 64 keys against one block of query rows, in registers."""
-    DTYPE: tl.constexpr = buffers.k.tiles.dtype
-    mine: tl.constexpr = group * ROWS
-    k_rows = tlx.local_slice(buffers.k.tiles[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    v_rows = tlx.local_slice(buffers.v[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    q_slot = buffers.q.await_full(turn)
-    s = tlx.async_dot(k_rows, tlx.local_trans(buffers.q.tiles[q_slot]))
-    do_slot = buffers.dout.await_full(turn)
-    dp = tlx.async_dot(v_rows, tlx.local_trans(buffers.dout.tiles[do_slot]))
-    log2_lse = tlx.local_load(buffers.log2_lse[q_slot])
-    s = tlx.async_dot_wait(1, s)
-    p = tl.math.exp2(s * scale_log2 - log2_lse[None, :])
-    if masked:
-        key = tile.key + mine + tl.arange(0, ROWS)
-        row = block * keys.BLOCK_M + tl.arange(0, keys.BLOCK_M)
-        p = tl.where(keys.seen(tile, key, row), p, 0.0)
-    delta = tlx.local_load(buffers.delta[do_slot])
-    dp = tlx.async_dot_wait(0, dp)
-    ds = p * (dp - delta[None, :])
-    return p.to(DTYPE), ds.to(DTYPE), q_slot, do_slot
-
-
-@triton.jit
-def share_scores(group: tl.constexpr, keys, buffers, ds):
-    """dS^T of this group's keys into shared memory; returns when both groups' halves are there."""
-    mine = tlx.local_slice(buffers.ds[0], [group * ROWS, 0], [ROWS, keys.BLOCK_M])
-    tlx.local_store(mine, ds)
-    tlx.fence("async_shared")  # the tensor cores read dS through the asynchronous proxy
-    tlx.named_barrier_wait(SCORES_READY, GROUPS * 128)
-
-
-@triton.jit
-def put(group: tl.constexpr, buffers, turn, dq):
-    """Compute -> reduce: this group's half of dQ's columns into its staging tile."""
-    i = turn * GROUPS + group
-    slot = buffers.dq.claim(i)  # the writer's add of the tile's last content has been read
-    tlx.local_store(buffers.dq.tiles[slot], dq)
-    tlx.fence("async_shared")  # the TMA unit reads it
-    tlx.barrier_arrive(buffers.dq.fulls[slot])
-
-
-@triton.jit
-def multiply(group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked):
-    """One block of query rows: dV, dK, and this group's half of dQ's columns in one piece."""
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
-    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
-    p, ds, q_slot, do_slot = scores(
-        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
-    )
-    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
-    share_scores(group, keys, buffers, ds)
-    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
-    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
-    dv = tlx.async_dot_wait(2, dv)
-    buffers.dout.release(turn)  # the loader may replace dO
-    dk = tlx.async_dot_wait(1, dk)
-    buffers.q.release(turn)  # and Q
-    dq = tlx.async_dot_wait(0, dq)
-    tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
-    put(group, buffers, turn, dq)
-    return dk, dv
-
-
-@triton.jit
-def multiply_dq_first(
-    group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked
-):
-    """As `multiply`, but dQ before dK: its registers leave for staging while the tensor cores form dK."""
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
-    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
-    p, ds, q_slot, do_slot = scores(
-        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
-    )
-    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
-    share_scores(group, keys, buffers, ds)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
-    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
-    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
-    dv = tlx.async_dot_wait(2, dv)
-    buffers.dout.release(turn)  # the loader may replace dO
-    dq = tlx.async_dot_wait(1, dq)
-    put(group, buffers, turn, dq)
-    dk = tlx.async_dot_wait(0, dk)
-    buffers.q.release(turn)  # and Q
-    tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
-    return dk, dv
-
-
-@triton.jit
-def walk_masked(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    low,
-    high,
-    turn,
-    dk,
-    dv,
-    scale_log2,
-    MULTIPLY: tl.constexpr,
-):
-    """Blocks [low, high) of query rows of one head, every one masked."""
-    for block in range(low, high):
-        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, True)
-        turn += 1
-    return dk, dv, turn
-
-
-@triton.jit
-def walk_peeled(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    low,
-    high,
-    turn,
-    dk,
-    dv,
-    scale_log2,
-    MULTIPLY: tl.constexpr,
-):
-    """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
-    first, end = keys.bulk_blocks(tile, low, high)
-    for block in range(low, high):
-        masked = (block < first) | (block >= end)
-        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked)
-        turn += 1
-    return dk, dv, turn
-
-
-@triton.jit
-def store(group: tl.constexpr, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale):
-    """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile."""
-    DTYPE: tl.constexpr = buffers.k.tiles.dtype
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
-    mine: tl.constexpr = group * ROWS
-    dk_rows = tlx.local_slice(buffers.dk[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    dv_rows = tlx.local_slice(buffers.dv[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + mine)
-    column = tile.head * HEAD_DIM
-    tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)  # the other group's dQ has read this group's K rows
-    tlx.local_store(dk_rows, (dk * scale).to(DTYPE))
-    tlx.local_store(dv_rows, dv.to(DTYPE))
-    tlx.fence("async_shared")  # the TMA unit reads them
-    tlx.async_descriptor_store(dk_out, dk_rows, [span, end, key, column])
-    tlx.async_descriptor_store(dv_out, dv_rows, [span, end, key, column])
-    tlx.async_descriptor_store_wait(0)  # read out: the loader may overwrite K and V
-
-
-@triton.jit
-def compute(
-    group: tl.constexpr,
-    keys,
-    deal,
-    buffers,
-    dk_out,
-    dv_out,
-    scale_log2,
-    scale,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    WALK: tl.constexpr,
-    MULTIPLY: tl.constexpr,
-    STORE: tl.constexpr,
-):
-    """A compute group: dK and dV of its 64 keys of every tile, and its columns of every dQ."""
-    turn = 0
-    tiles = 0
-    k_item = 0
-    t = HEAR(deal, 0)
-    while t < deal.items:
-        k_item += 1
-        following = HEAR(deal, k_item)
-        for i in range(COUNT(keys, t)):
-            tile = TILE(keys, t, i)
-            low, high = keys.query_blocks(tile)
-            dk = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
-            dv = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
-            k_slot = buffers.k.await_full(tiles)
-            for _ in range(keys.GROUP):
-                dk, dv, turn = WALK(
-                    group, keys, tile, buffers, k_slot, low, high, turn, dk, dv, scale_log2, MULTIPLY
-                )
-            STORE(group, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale)
-            buffers.k.release(tiles)
-            tiles += 1
-        t = following
-
-
-@triton.jit
 def add_turn(keys, buffers, tile, dq, head, block, turn):
     """Start the reduce-adds of all parts of one turn's dQ; rows past the sequence's queries are dropped."""
     span, end, row = ragged_row(tile.q_end, tile.q_len, block * keys.BLOCK_M)
@@ -383,7 +153,7 @@ def reduce(
 
 
 @triton.jit
-def backward(
+def kernel(
     q,
     k,
     v,

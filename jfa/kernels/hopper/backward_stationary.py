@@ -75,11 +75,13 @@ def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 
     column = share.head * share.HEAD_DIM
     buffers.q.fill(0, q, share.query_len, share.query_len, share.row, column)
     sequences = 0
+    last_sequence = share.begin * 0 - 1
     for i in range(share.begin, share.end):
         sequence, key, end, length = share.tile(i)
         n = i - share.begin
         buffers.k.fill(n, k, end, length, key, column)
-        if (key == 0) | (n == 0):
+        if sequence != last_sequence:
+            last_sequence = sequence
             slot = buffers.dout.claim(sequences)
             full = buffers.dout.fulls[slot]
             span, last, first = ragged_row((sequence + 1) * share.query_len, share.query_len, share.row)
@@ -142,10 +144,17 @@ def hand_over(group: tl.constexpr, share, buffers, n, grad, end, length, key):
 
 
 @triton.jit
-def leave_by_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
+def store_and_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
     """Rank 0 stores at once; rank 1 keeps its part staged until `hand_over` before the next tile."""
     if share.rank == 0:
         leave_by_store(group, share, buffers, grad, end, length, key)
+
+
+@triton.jit
+def add_and_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
+    """Rank 0 adds to what an earlier launch left; rank 1 follows in `hand_over` before the next tile."""
+    if share.rank == 0:
+        leave_by_add(group, share, buffers, grad, end, length, key)
 
 
 @triton.jit
@@ -176,7 +185,15 @@ def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, D
 
 @triton.jit
 def accumulate(
-    group: tl.constexpr, share, buffers, grad, scale_log2, scale, SETTLE: tl.constexpr, LEAVE: tl.constexpr
+    group: tl.constexpr,
+    share,
+    buffers,
+    grad,
+    scale_log2,
+    scale,
+    SCORE: tl.constexpr,
+    SETTLE: tl.constexpr,
+    LEAVE: tl.constexpr,
 ):
     """One group's walk over the tiles: P and dS of its rows, one of dV and dK, and the sum of its dQ."""
     DTYPE: tl.constexpr = grad.dtype
@@ -185,19 +202,22 @@ def accumulate(
     length = end
     key = end
     sequences = -1
-    sequence, next_key, next_end, next_length = share.tile(share.begin)
+    last_sequence = key - 1
+    next_sequence, next_key, next_end, next_length = share.tile(share.begin)
     buffers.q.await_full(0)
     for i in range(share.begin, share.end):
         n = i - share.begin
+        sequence = next_sequence
         now_key = next_key
         now_end = next_end
         now_length = next_length
-        sequence, next_key, next_end, next_length = share.tile(i + 1)
-        if (now_key == 0) | (n == 0):
+        next_sequence, next_key, next_end, next_length = share.tile(i + 1)
+        if sequence != last_sequence:
             sequences += 1
+        last_sequence = sequence
         slot = n % buffers.k.depth
         rows = sequences % buffers.dout.depth
-        ds = score(group, share, buffers, n, sequences, now_length - now_key, scale_log2, DTYPE)
+        ds = SCORE(group, share, buffers, n, sequences, now_length - now_key, scale_log2, DTYPE)
         SETTLE(group, share, buffers, n, grad, end, length, key)
         tlx.async_descriptor_store_wait(0)  # the last tile's gradient has left its staging tile
         tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # P and dS of all 128 rows are written
@@ -217,7 +237,7 @@ def accumulate(
         LEAVE(group, share, buffers, grad, end, length, key)
         dq = tlx.async_dot_wait(0, dq)
         buffers.k.release(n)  # the loader may replace K
-        if (next_key == 0) | (i + 1 >= share.end):
+        if (next_sequence != sequence) | (i + 1 >= share.end):
             buffers.dout.release(sequences)  # and the sequence's dO
     SETTLE(group, share, buffers, share.end - share.begin, grad, end, length, key)
     return dq
@@ -236,7 +256,7 @@ def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
 
 
 @triton.jit
-def backward_stationary(
+def kernel(
     q,
     k,
     v,
@@ -255,6 +275,10 @@ def backward_stationary(
     heads,
     scale_log2,
     scale,
+    LOAD: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    SCORE: tl.constexpr,
+    FLUSH: tl.constexpr,
     SETTLE: tl.constexpr,
     LEAVE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -322,10 +346,10 @@ def backward_stationary(
     slot_row = turn * padded_len
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            dq0 = accumulate(0, share, buffers, dv, scale_log2, scale, SETTLE, LEAVE)
-            flush(0, share, staging, dq0, sums, slot_row)
+            dq = ACCUMULATE(0, share, buffers, dv, scale_log2, scale, SCORE, SETTLE, LEAVE)
+            FLUSH(0, share, staging, dq, sums, slot_row)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            dq1 = accumulate(1, share, buffers, dk, scale_log2, scale, SETTLE, LEAVE)
-            flush(1, share, staging, dq1, sums, slot_row)
+            dq_ = ACCUMULATE(1, share, buffers, dk, scale_log2, scale, SCORE, SETTLE, LEAVE)
+            FLUSH(1, share, staging, dq_, sums, slot_row)
         with tlx.async_task(num_warps=1, registers=24):
-            load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 4 * BLOCK_M)
+            LOAD(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 4 * BLOCK_M)

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from jfa.kernels import parts
-from jfa.kernels.hopper import forward
+from jfa.kernels import keys, parts
+from jfa.kernels.hopper import backward, backward_compute, backward_stationary, forward
 from jfa.kernels.problem import Problem
-from jfa.kernels.step import HopperForward
+from jfa.kernels.step import HopperBackward, HopperForward, HopperStationary
 
 SHORT = 112  # mean rows of keys up to which blocks of 64 keys beat blocks of 128
 
@@ -106,4 +106,112 @@ STATIONARY = dataclasses.replace(
 )
 
 FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
-BACKWARD = []
+
+
+def one_staging_tile(problem: Problem) -> dict[str, int]:
+    """128 keys against blocks of 64 query rows, the only tile that needs no spills; Q and dO twice."""
+    return {"BLOCK_M": 64, "BLOCK_N": 128, "ROW_STAGES": 2, "DQ_STAGES": 1, "REGISTERS": 240}
+
+
+def two_staging_tiles(problem: Problem) -> dict[str, int]:
+    """Room for two blocks of dQ: one is filled while the other is added."""
+    return one_staging_tile(problem) | {"DQ_STAGES": 2}
+
+
+def keys_of_64(problem: Problem) -> dict[str, int]:
+    """64 keys against 128 query rows of a CTA: what fits beside a dQ in registers."""
+    return {"BLOCK_N": 64, "KV_STAGES": 2, "DOUT_STAGES": 2, "REGISTERS": 240}
+
+
+BACKWARD_WARP_SPECIALIZED = HopperBackward(
+    name="warp_specialized",
+    title="Warp specialization",
+    idea="A loader, two compute groups of 64 keys, and a writer that adds dQ to memory by TMA.",
+    arch="hopper",
+    direction="backward",
+    notebook="03_warp_specialization",
+    pruned=True,
+    tiling=one_staging_tile,
+    load=backward.load,
+    compute=backward_compute.compute,
+    walk=backward_compute.walk_masked,
+    multiply=backward_compute.multiply,
+    store=backward_compute.store,
+    reduce=backward.reduce,
+    settle=backward.settle_at_once,
+    items=keys.sequence_items,
+    count=keys.sequence_count,
+    tile=keys.sequence_tile,
+    draw=parts.round_robin,
+    publish=parts.stay_silent,
+    hear=parts.round_robin,
+)
+BACKWARD_BALANCED = dataclasses.replace(
+    BACKWARD_WARP_SPECIALIZED,
+    name="balanced",
+    title="A list of key tiles",
+    idea="Items are the key tiles that exist, not whole sequences; neighbours share a head's rows in L2.",
+    notebook="04_load_balancing",
+    items=keys.listed_items,
+    count=keys.listed_count,
+    tile=keys.listed_tile,
+)
+BACKWARD_DYNAMIC = dataclasses.replace(
+    BACKWARD_BALANCED,
+    name="dynamic",
+    title="Tiles handed out at run time",
+    idea="An atomic counter gives the next key tile to whoever is free.",
+    notebook="04_load_balancing",
+    draw=parts.draw_ticket,
+    publish=parts.publish_ticket,
+    hear=parts.hear_ticket,
+)
+DQ_STAGED = dataclasses.replace(
+    BACKWARD_DYNAMIC,
+    name="dq_staged",
+    title="dQ through two staging tiles",
+    idea="While one block of dQ is added to memory, the next is staged.",
+    notebook="05_dq_staging",
+    tiling=two_staging_tiles,
+    settle=backward.settle_one_behind,
+)
+DQ_RELEASED = dataclasses.replace(
+    DQ_STAGED,
+    name="dq_released",
+    title="dQ leaves its registers early",
+    idea="dQ is multiplied before dK, so its registers are staged while the tensor cores form dK.",
+    notebook="06_tmem_release",
+    multiply=backward_compute.multiply_dq_first,
+)
+BACKWARD_PEELED = dataclasses.replace(
+    DQ_RELEASED,
+    name="peeled",
+    title="Masks only where they matter",
+    idea="Only tiles that an edge runs through are masked.",
+    notebook="07_loop_peeling",
+    walk=backward_compute.walk_peeled,
+)
+BACKWARD_STATIONARY = HopperStationary(
+    name="stationary",
+    title="dQ stays on chip",
+    idea="With a shared query block a CTA keeps its dQ in registers over all sequences: no reduction.",
+    arch="hopper",
+    direction="backward",
+    notebook="09_full_kernel",
+    pruned=True,
+    tiling=keys_of_64,
+    load=backward_stationary.load,
+    accumulate=backward_stationary.accumulate,
+    score=backward_stationary.score,
+    flush=backward_stationary.flush,
+)
+
+BACKWARD = [
+    BACKWARD_WARP_SPECIALIZED,
+    BACKWARD_BALANCED,
+    BACKWARD_DYNAMIC,
+    DQ_STAGED,
+    DQ_RELEASED,
+    BACKWARD_PEELED,
+    BACKWARD_STATIONARY,
+]

@@ -94,7 +94,7 @@ def forward(
 def backward(problem: Problem, *tensors, **options):
     """Gradients; see jfa.kernels.hopper.backward."""
     try:
-        from jfa.kernels.hopper import backward as passes
+        from jfa.kernels.hopper import backward_launch as passes
     except ImportError as error:
         raise NotImplementedError("the backward pass on Hopper is not part of this version") from error
     return passes.backward(problem, *tensors, **options)
