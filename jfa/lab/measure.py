@@ -1,0 +1,258 @@
+"""Timing that can be traced: interleaved rounds, and rows that say where and how they were taken."""
+
+import csv
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jfa.lab.machine import PROVENANCE, Monitor, provenance
+
+__all__ = [
+    "COLUMNS",
+    "Monitor",
+    "add_work",
+    "interleave",
+    "predicted_row",
+    "provenance",
+    "read_rows",
+    "write_rows",
+]
+
+SHAPE = ("suite", "M", "N", "density", "B", "Hq", "Hkv", "D", "causal", "window", "dtype")
+WHAT = ("direction", "scope", "impl", "step", "name")
+TIMES = ("ms_p20", "ms_p50", "ms_p80", "tflops", "roof_tflops", "rel_error")
+HOW = ("timer", "rounds", "calls", "flushed", "error")
+PREDICTED = ("predicted_ms", "predicted_tflops", "model")
+COLUMNS = (*SHAPE, *WHAT, *TIMES, *PREDICTED, *HOW, *PROVENANCE)
+TIMERS = ("cuda-event", "cuda-graph", "host-clock")
+MEASURED = ("ms_p20", "ms_p50", "ms_p80", "tflops")
+
+
+class _Events:
+    """Times calls on the current CUDA stream by events; milliseconds a call."""
+
+    timer = "cuda-event"
+
+    def __init__(self, flush):
+        import torch
+
+        self.torch = torch
+        self.cache = None
+        if flush:
+            size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
+            self.cache = torch.empty(max(2 * size, 64 << 20), dtype=torch.uint8, device="cuda")
+
+    def prepare(self, fn):
+        """The function to call again and again."""
+        fn()
+        self.torch.cuda.synchronize()
+        return fn
+
+    def time(self, fn, calls):
+        """Milliseconds of one call, the mean of ``calls`` in a row."""
+        cuda = self.torch.cuda
+        spans = calls if self.cache is not None else 1
+        events = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(spans)]
+        cuda.synchronize()
+        for start, stop in events:
+            if self.cache is not None:
+                self.cache.zero_()
+            start.record()
+            for _ in range(calls // spans):
+                fn()
+            stop.record()
+        cuda.synchronize()
+        return sum(start.elapsed_time(stop) for start, stop in events) / calls
+
+
+class _Graphs(_Events):
+    """Times replays of a CUDA graph of one call: no launch overhead of the host."""
+
+    timer = "cuda-graph"
+
+    def prepare(self, fn):
+        cuda = self.torch.cuda
+        side = cuda.Stream()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
+            fn()
+        cuda.current_stream().wait_stream(side)
+        cuda.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            fn()
+        return graph.replay
+
+
+class _HostClock:
+    """Times calls by the host's clock: for a CPU, where nothing runs beside the caller."""
+
+    timer = "host-clock"
+
+    def prepare(self, fn):
+        fn()
+        return fn
+
+    def time(self, fn, calls):
+        start = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        return (time.perf_counter() - start) / calls * 1e3
+
+
+def _clock(graph, flush_l2, host_clock):
+    import torch
+
+    if host_clock:
+        if graph or flush_l2:
+            raise ValueError("host_clock: there is no CUDA graph and no L2 flush on the host")
+        return _HostClock()
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "no CUDA device, so there is no GPU time to measure; pass host_clock=True to time the host "
+            "itself (the emulator's seconds say nothing about a GPU)"
+        )
+    return _Graphs(flush_l2) if graph else _Events(flush_l2)
+
+
+def interleave(
+    functions: dict[str, Callable[[], object]],
+    rounds: int = 9,
+    *,
+    sample_ms: float = 20.0,
+    warmup_ms: float = 100.0,
+    pause_s: float = 0.0,
+    flush_l2: bool = False,
+    graph: bool = False,
+    host_clock: bool = False,
+    keep_going: bool = False,
+) -> list[dict]:
+    """Time several functions in turn, round after round, and return one row of columns for each.
+
+    A round takes one sample of every function, each round beginning with another one; a sample repeats its
+    function for at least ``sample_ms`` and counts as its mean. ms_p20, ms_p50 and ms_p80 are quantiles over
+    the rounds, in milliseconds a call. ``pause_s`` lets the GPU cool before each sample. ``flush_l2`` empties
+    the L2 cache before every call, outside the timed span. ``graph`` times replays of a CUDA graph, so the
+    host's launch time is left out. Rows carry `provenance`, with SM clock and power of the run.
+
+    ``keep_going`` turns a function that raises into a row whose "error" says so. Raises RuntimeError without
+    a CUDA device unless ``host_clock`` is given.
+    """
+    if rounds < 1 or not functions:
+        raise ValueError(f"expected functions and at least one round, got {len(functions)} and {rounds}")
+    clock = _clock(graph, flush_l2, host_clock)
+    ready, failed = {}, {}
+    for name, fn in functions.items():
+        try:
+            prepared = clock.prepare(fn)
+            once = clock.time(prepared, 3)
+            clock.time(prepared, _calls(warmup_ms, once))
+            ready[name] = (prepared, _calls(sample_ms, clock.time(prepared, 3)))
+        except Exception as error:
+            if not keep_going:
+                raise
+            failed[name] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip()
+            )
+    samples = {name: [] for name in ready}
+    with Monitor() as monitor:
+        for turn in range(rounds):
+            names = list(ready)
+            for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
+                time.sleep(pause_s)
+                samples[name].append(clock.time(*ready[name]))
+    found = provenance(monitor)
+    how = {"timer": clock.timer, "rounds": rounds, "flushed": int(flush_l2)}
+    rows = []
+    for name in functions:
+        if name in failed:
+            rows.append({"name": name, "error": failed[name], **found})
+            continue
+        p20, p50, p80 = np.percentile(samples[name], (20, 50, 80)).tolist()
+        times = {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80}
+        rows.append({"name": name, **times, **how, "calls": ready[name][1], "error": "", **found})
+    return rows
+
+
+def _calls(milliseconds, one):
+    return max(1, math.ceil(milliseconds / max(one, 1e-4)))
+
+
+def add_work(row: dict, work) -> dict:
+    """A row with tflops and roof_tflops of a `jfa.lab.flops.Roofline`, predicted_tflops if predicted."""
+    row = dict(row, roof_tflops=work.tflops)
+    if row.get("ms_p50"):
+        row["tflops"] = work.flops / row["ms_p50"] / 1e9
+    if row.get("predicted_ms"):
+        row["predicted_tflops"] = work.flops / row["predicted_ms"] / 1e9
+    return row
+
+
+def predicted_row(name: str, milliseconds: float, model: str, **columns) -> dict:
+    """A row for a time that was predicted: it fills predicted_ms and ``model``, never a measured column."""
+    wrong = [column for column in columns if column in MEASURED]
+    if wrong:
+        raise ValueError(f"a prediction has no {', '.join(wrong)}")
+    return {"name": name, "predicted_ms": milliseconds, "model": model, **columns}
+
+
+def _text(value):
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+def _checked(row):
+    timed = [column for column in MEASURED if row.get(column) not in (None, "")]
+    if timed and row.get("timer") not in TIMERS:
+        raise ValueError(
+            f"{timed[0]} is a measured column, but the row's timer is {row.get('timer')!r}; use predicted_ms"
+        )
+    if row.get("predicted_ms") not in (None, "") and not row.get("model"):
+        raise ValueError("predicted_ms needs the model that predicted it")
+    return row
+
+
+def write_rows(path, rows: list[dict], append: bool = False) -> Path:
+    """Write rows as CSV: the columns of ``COLUMNS`` that occur, in that order, then others as they come.
+
+    ``append`` keeps the rows that the file has. Floats have six digits. Raises ValueError for a row whose
+    measured columns were not measured.
+    """
+    path = Path(path)
+    rows = [_checked(row) for row in rows]
+    if append and path.exists():
+        rows = [*read_rows(path), *rows]
+    used = dict.fromkeys(column for row in rows for column in row)
+    columns = [column for column in COLUMNS if column in used]
+    columns += [column for column in used if column not in COLUMNS]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_text(row.get(column, "")) for column in columns] for row in rows)
+    return path
+
+
+def _value(text):
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+TEXT_COLUMNS = frozenset({"commit", "driver", "cuda", "torch", "fbtriton", "date", "window", "name", "error"})
+
+
+def read_rows(path) -> list[dict]:
+    """The rows of a CSV as dicts, numbers as int or float, empty cells as ""; versions stay text."""
+    with open(path, newline="", encoding="utf-8") as handle:
+        rows = csv.DictReader(handle)
+        return [{name: x if name in TEXT_COLUMNS else _value(x) for name, x in row.items()} for row in rows]
