@@ -1,85 +1,157 @@
-"""Stand-in `triton` package: kernels import and run with no triton wheel installed (macOS, Windows, CI)."""
+"""A stand-in `triton` package for machines without a Triton wheel (macOS, Windows).
+
+It makes `import triton`, `import triton.language as tl` and `import triton.language.extra.tlx as tlx` work,
+with the emulated languages behind them; kernels import and run in the emulator. It is no compiler:
+`triton.compile` raises, and a launch outside of `jfa.emulator.emulate` raises.
+"""
+
+import importlib.machinery
+import importlib.util
 import sys
 import types
-from . import frontend as F, tl_ops as lang, tlx_ops as tlxops
 
-OPTS = {}                                    # default launch options
-REPORTS = []
+from . import standin_runtime as runtime
 
-
-class StubJIT:
-    def __init__(self, fn, **kw): self.fn = fn; self.__name__ = fn.__name__; self.__doc__ = fn.__doc__
-    def __getitem__(self, grid): return lambda *a, **k: self.run(*a, grid=grid, **k)
-    def run(self, /, *a, grid, warmup=False, **k): REPORTS.append(F.launch(self, grid, a, k, **OPTS))
-    def __call__(self, *a, **k): return F.kernel(self)(*a, **k)
-
-
-class StubAutotuner(StubJIT):
-    def __init__(self, fn, configs, prune=None):
-        self.fn, self.configs, self.best_config = fn, configs, None
-        self.early_config_prune = (prune or {}).get('early_config_prune')
-
-
-class Heuristics(StubJIT):
-    def __init__(self, fn, values): self.fn, self.values = fn, values
+VERSION = "3.7.4+standin"
+ORIGIN = "jfa.emulator.standin"
+JIT = ("JITFunction", "JITCallable", "KernelInterface", "ConstexprFunction", "BoundConstexprFunction")
+TOP = (
+    "jit",
+    "autotune",
+    "heuristics",
+    "Config",
+    "aggregate",
+    "constexpr_function",
+    "cdiv",
+    "next_power_of_2",
+)
+TOP += ("set_allocator", "compile", "CompilationError", "OutOfResources", "JITFunction", "KernelInterface")
 
 
-class Config:
-    def __init__(self, kwargs, num_warps=4, num_stages=3, num_ctas=1, pre_hook=None, ctas_per_cga=None, **kw):
-        self.kwargs, self.num_warps, self.num_stages, self.pre_hook, self.ctas_per_cga = kwargs, num_warps, num_stages, pre_hook, ctas_per_cga
+def wanted():
+    """True when no `triton` package is installed."""
+    if sys.modules.get("triton", True) is None:
+        return True
+    try:
+        spec = importlib.util.find_spec("triton")
+    except ValueError:
+        return False
+    return spec is None or spec.origin == ORIGIN
 
 
-class TensorDescriptor:
-    def __init__(self, base, shape, strides, block_shape, padding='zero'):
-        self.base, self.shape, self.strides, self.block_shape, self.padding = base, list(shape), list(strides), list(block_shape), padding
-    @classmethod
-    def from_tensor(cls, t, block_shape, padding='zero'):
-        st = t.stride() if hasattr(t, 'stride') else [s // t.itemsize for s in t.strides]
-        return cls(t, t.shape, st, block_shape, padding)
-
-
-def jit(fn=None, **kw): return StubJIT(fn) if fn is not None else (lambda f: StubJIT(f))
-def autotune(configs, key=None, prune_configs_by=None, **kw): return lambda fn: StubAutotuner(fn, configs, prune_configs_by)
-def heuristics(values): return lambda fn: Heuristics(fn, values)
-
-
-@jit
-def get_bufidx_phase(count, NUM: lang.constexpr):
-    return count % NUM, (count // NUM) & 1
-
-
-def _mul_f32x2(a, b): return a * b
-def _sub_f32x2(a, b): return a - b
-def _fma_f32x2(a, b, c): return a * b + c
-
-
-def _split_n_2D(x, n):
-    import numpy as np
-    return tuple(x._re(p) for p in np.split(x.d, n, axis=1))
-
-
-def _join_n_2D(xs):
-    import numpy as np
-    return xs[0]._re(np.concatenate([x.d for x in xs], axis=1))
+def installed():
+    """True when `triton` is the stand-in."""
+    return getattr(getattr(sys.modules.get("triton"), "__spec__", None), "origin", None) == ORIGIN
 
 
 def install():
-    def mod(name, **attrs):
-        m = types.ModuleType(name); m.__path__ = []; m.__dict__.update(attrs); sys.modules[name] = m
-        if '.' in name: setattr(sys.modules[name.rpartition('.')[0]], name.rpartition('.')[2], m)
-        return m
-    def device():
-        try: import torch; return torch.device('cpu')
-        except ImportError: return 'cpu'
-    drv = types.SimpleNamespace(active=types.SimpleNamespace(get_active_torch_device=device))
-    mod('triton', jit=jit, autotune=autotune, heuristics=heuristics, Config=Config, cdiv=lambda a, b: -(-a // b),
-        next_power_of_2=F.emu_triton.next_power_of_2, set_allocator=lambda f: None)
-    mod('triton.runtime', driver=drv)
-    mod('triton.tools'); mod('triton.tools.tensor_descriptor', TensorDescriptor=TensorDescriptor)
-    sys.modules['triton.language'] = lang; sys.modules['triton'].language = lang
-    sys.modules['triton.language.extra'] = lang.extra; sys.modules['triton.language.extra.tlx'] = tlxops
-    for n, a in (('triton.language.extra.tlx.warp_spec', dict(get_bufidx_phase=get_bufidx_phase)),
-                 ('triton.language.extra.subtile_ops', dict(_split_n_2D=_split_n_2D, _join_n_2D=_join_n_2D)),
-                 ('triton.language.extra.libdevice', {}), ('triton.language.extra.cuda', {}),
-                 ('triton.language.extra.cuda.inline_ptx_lib', dict(_mul_f32x2=_mul_f32x2, _sub_f32x2=_sub_f32x2, _fma_f32x2=_fma_f32x2))):
-        m = types.ModuleType(n); m.__dict__.update(a); m.__path__ = []; sys.modules[n] = m
+    """Put the stand-in into sys.modules when no Triton is there; returns whether the stand-in is in use."""
+    if installed():
+        return True
+    if not wanted():
+        return False
+    package()
+    return True
+
+
+def package():
+    """Make the stand-in package, register all its modules, and return it."""
+    _tell_torch()
+    _modules()
+    return sys.modules["triton"]
+
+
+def uninstall():
+    """Take the stand-in out of sys.modules; kernels that were imported with it keep working."""
+    if installed():
+        for name in [n for n in sys.modules if n == "triton" or n.startswith("triton.")]:
+            del sys.modules[name]
+
+
+def _tell_torch():
+    """Let torch conclude now that there is no Triton, so that it never compiles with the stand-in."""
+    if "torch" in sys.modules:
+        from torch.utils import _triton
+
+        _triton.has_triton_package()
+
+
+def _take(names):
+    return {name: getattr(runtime, name) for name in names}
+
+
+def _module(name, module=None, **members):
+    """Register a module (a new one if none is given) and hang it on its parent."""
+    if module is None:
+        module = types.ModuleType(name, __doc__)
+        module.__path__ = []
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=ORIGIN, is_package=True)
+        module.__dict__.update(members)
+    sys.modules[name] = module
+    parent, _, leaf = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], leaf, module)
+    return module
+
+
+def _modules():
+    from . import standin_library as library
+    from . import tl_ops, tlx_ops
+
+    _module("triton", **_take(TOP), __version__=VERSION)
+    _module(
+        "triton.runtime",
+        driver=types.SimpleNamespace(active=runtime.ActiveDriver()),
+        **_take(("JITFunction",)),
+    )
+    _module("triton.runtime.jit", **_take(JIT + ("jit", "constexpr_function")))
+    _module("triton.runtime.autotuner", **_take(("Autotuner", "Heuristics", "Config", "OutOfResources")))
+    _module("triton.runtime.cache", triton_key=lambda: VERSION)
+    _module("triton.runtime.errors", **_take(("OutOfResources",)))
+    _module("triton.compiler", **_take(("CompiledKernel", "CompilationError", "compile")))
+    _module("triton.compiler.compiler", triton_key=lambda: VERSION, **_take(("CompiledKernel",)))
+    _module("triton.compiler.errors", **_take(("CompilationError",)))
+    _module("triton.backends")
+    _module("triton.backends.compiler", **_take(("GPUTarget",)))
+    _module("triton.testing", **_take(("do_bench",)))
+    _module("triton.tools")
+    _module("triton.tools.tensor_descriptor", **_take(("TensorDescriptor",)))
+    _module(
+        "triton.knobs", cache=types.SimpleNamespace(dir=None), runtime=types.SimpleNamespace(interpret=False)
+    )
+    _languages(tl_ops, tlx_ops, library)
+
+
+def _languages(tl_ops, tlx_ops, library):
+    _module("triton.language", tl_ops)
+    _module("triton.language.core", **{n: v for n, v in vars(tl_ops).items() if not n.startswith("__")})
+    _module("triton.language.math", **vars(tl_ops.math))
+    _module("triton.language.random", **vars(tl_ops.random))
+    extra = _module("triton.language.extra", libdevice=tl_ops.libdevice)
+    _module(
+        "triton.language.extra.libdevice",
+        _device_functions(tl_ops.libdevice, "triton.language.extra.libdevice"),
+    )
+    extra.libdevice = tl_ops.libdevice
+    _module("triton.language.extra.cuda", libdevice=tl_ops.libdevice)
+    _module("triton.language.extra.cuda.inline_ptx_lib", **library.INLINE_PTX)
+    _module("triton.language.extra.subtile_ops", **library.SUBTILE_OPS)
+    _module("triton.language.extra.tlx", tlx_ops)
+    for name, members in (("warp_spec", library.WARP_SPEC),):
+        module = types.ModuleType(f"triton.language.extra.tlx.{name}", __doc__)
+        module.__dict__.update(members)
+        sys.modules[module.__name__] = module
+
+
+class _DeviceFunctions(types.ModuleType):
+    """Module of libdevice functions, looked up by name."""
+
+    def __getattr__(self, name):
+        return getattr(self._functions, name)
+
+
+def _device_functions(functions, name):
+    module = _DeviceFunctions(name, __doc__)
+    module._functions = functions
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=ORIGIN)
+    return module
