@@ -49,7 +49,7 @@ class GlobalBuffer:
 
 def pointer_from_address(address, ptype):
     """A raw address (loaded from an array of pointers) -> pointer into the live tensor that owns it."""
-    from .frontend import resolve_address
+    from .arguments import resolve_address
 
     return resolve_address(address, ptype)
 

@@ -77,7 +77,7 @@ def special(token):
     """A special register, or None; a task has one lane, so %tid and %laneid are 0."""
     machine = CTX.machine
     if token in ("%clock", "%clock64", "%globaltimer", "%clock_hi"):
-        return np.uint64(next(machine.seq))
+        return np.uint64(machine.sequence())
     match = re.fullmatch(r"%(ctaid|nctaid|tid)\.([xyz])", token)
     if match:
         axis = "xyz".index(match[2])

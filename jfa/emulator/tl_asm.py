@@ -14,7 +14,7 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack, _semant
     count = int(np.prod(shape)) if shape else 1
     if count > 1:
         CTX.count("asm", count)
-    inputs = [np.broadcast_to(R.to_store(b.dtype, np.ascontiguousarray(b.d)), shape) for b in blocks]
+    inputs = [np.broadcast_to(R.to_store(b.dtype, np.ascontiguousarray(b.d)).reshape(b.d.shape), shape) for b in blocks]
     many = isinstance(dtype, (tuple, list))
     dtypes = list(dtype) if many else [dtype]
     outputs = ptx.run(asm, constraints, inputs, [d.store for d in dtypes], shape, int(pack))

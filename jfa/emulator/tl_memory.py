@@ -121,7 +121,7 @@ def store(pointer, value, mask=None, boundary_check=(), cache_modifier="", evict
     buffer, offsets, on = resolve(pointer, mask)
     dtype = pointer.dtype.element_ty
     raw = _raw(value, dtype, offsets)
-    CTX.global_write(buffer, offsets, on)
+    CTX.global_write(buffer, offsets, on, raw)
     if offsets.size > 1:
         CTX.count("st_global", offsets.size * dtype.itemsize)
     if on is None:

@@ -1,0 +1,315 @@
+"""Happens-before on global memory: conflicting accesses of different CTAs (and of different tasks of one).
+
+Two overlapping accesses of which one writes are a race unless one is ordered before the other or both are atomic
+(tl.atomic_*, TMA reductions, volatile loads). Ordering between CTAs comes from atomics with acquire and release
+semantics, from relaxed ones together with fence.acq_rel.gpu, and inside a cluster from mbarriers. Reads of memory
+that the launch never writes cost next to nothing: they are only logged until the first write to the same tensor.
+"""
+
+import numpy as np
+
+from .clock import Clock
+from .order import Site
+
+HARMLESS = {"RR", "AA", "AZ", "ZA", "ZZ"}
+PAGE = 4096  # granules a page
+LARGE = 64  # atomics on more elements than this synchronize through one variable a tensor
+
+
+class Shadow:
+    """Shadow state of one host allocation: `base` address, granule size and the access records by page."""
+
+    def __init__(self, name, grain):
+        self.name = name
+        self.grain = grain
+        self.pages = {}
+        self.logged = []  # reads that came before the first write
+        self.written = False
+        self.released = {}  # element address (or None: the whole tensor) -> list of clocks released there
+        self.masks = {}
+
+    def page_masks(self, region):
+        """[(page, bit mask)] of a region."""
+        if region[0] == "window":
+            masks = self.masks.get(region)
+            if masks is None:
+                if len(self.masks) > 4096:
+                    self.masks.clear()
+                masks = self.masks[region] = self._split(_window_addresses(region))
+            return masks
+        return self._split(region[1])
+
+    def _split(self, addresses):
+        if addresses.size == 0:
+            return []
+        granule = addresses // self.grain
+        first = int(granule.min()) // PAGE
+        last = int(granule.max()) // PAGE
+        bits = np.zeros((last - first + 1) * PAGE, np.uint8)
+        bits[granule - first * PAGE] = 1
+        packed = np.packbits(bits.reshape(-1, PAGE), axis=1, bitorder="little")
+        pages = np.flatnonzero(packed.any(axis=1)).tolist()
+        return [(first + p, int.from_bytes(packed[p].tobytes(), "little")) for p in pages]
+
+
+class Access:
+    """One access to a page of global memory. kind: R, W, A (atomic) or Z (atomic, adds zero: only a warning)."""
+
+    __slots__ = ("kind", "group", "slot", "epoch", "mask", "site")
+
+    def __init__(self, kind, group, slot, epoch, mask, site):
+        self.kind = kind
+        self.group = group
+        self.slot = slot
+        self.epoch = epoch
+        self.mask = mask
+        self.site = site
+
+
+def _same_bits(flat, offsets, mask, value):
+    """True when memory already holds the bit patterns `value`."""
+    old = np.asarray(flat[np.asarray(offsets) if mask is None else np.asarray(offsets)[mask]])
+    new = np.asarray(value if mask is None else np.broadcast_to(value, np.shape(offsets))[mask])
+    return (
+        np.ascontiguousarray(old).tobytes() == np.ascontiguousarray(np.broadcast_to(new, old.shape)).tobytes()
+    )
+
+
+def _window_addresses(region):
+    _, start, shape, strides, itemsize = region
+    address = np.array([start], np.int64)
+    for n, stride in zip(shape, strides):
+        address = (address[:, None] + np.arange(n, dtype=np.int64) * stride).ravel()
+    return address
+
+
+class GlobalOrder:
+    """Checks every access to global memory of one launch."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.findings = machine.findings
+        self.shadows = {}
+        self.stored = None  # tells whether the store in progress leaves memory as it is
+
+    def shadow(self, buf):
+        """The shadow of a buffer's host allocation, and the buffer's byte offset in it."""
+        root = getattr(buf, "root", None) or buf
+        flat = root.flat
+        owner = flat
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        key = owner.__array_interface__["data"][0]
+        found = self.shadows.get(key)
+        itemsize = buf.flat.itemsize
+        if found is None:
+            found = self.shadows[key] = Shadow(buf.name, min(4, itemsize))
+        elif itemsize < found.grain and not found.written:
+            found.grain = itemsize
+            found.masks.clear()
+        offset = buf.flat.__array_interface__["data"][0] - key
+        return found, offset
+
+    # ---- entry points
+    def pointer_access(self, kind, buf, offsets, mask, value=None):
+        """An access of the running task through pointers; value: what a store writes."""
+        if not self.machine.checks:
+            return
+        task = self.machine.cur
+        site = Site(task, self.machine.line())
+        if value is not None:
+            self.stored = lambda: _same_bits(buf.flat, offsets, mask, value)
+        self.pointers(kind, buf, offsets, mask, task.slot, task.epoch, task.clock, site)
+
+    def op_pointer_access(self, kind, op, buf, offsets, mask):
+        """An access of an asynchronous operation through pointers."""
+        if self.machine.checks:
+            self.pointers(kind, buf, offsets, mask, op.slot, op.epoch, op.clock, op.site)
+
+    def pointers(self, kind, buf, offsets, mask, slot, epoch, clock, site):
+        shadow, base = self.shadow(buf)
+        itemsize = buf.flat.itemsize
+        if mask is not None:
+            offsets = np.asarray(offsets)[mask]
+        addresses = np.asarray(offsets, np.int64).ravel() * itemsize + base
+        if itemsize > 4:
+            addresses = np.concatenate([addresses, addresses + 4])
+        self.record(kind, shadow, ("list", addresses), slot, epoch, clock, site)
+        self.stored = None
+
+    def window_access(self, kind, buf, start, shape, strides):
+        """A synchronous descriptor access of the running task; start and strides in elements."""
+        if not self.machine.checks:
+            return
+        task = self.machine.cur
+        self.window(
+            kind,
+            buf,
+            start,
+            shape,
+            strides,
+            task.slot,
+            task.epoch,
+            task.clock,
+            Site(task, self.machine.line()),
+        )
+
+    def op_access(self, kind, op, buf, window):
+        """An access of an asynchronous operation; window: (start, shape, strides) in elements, or None (all clipped)."""
+        if window is not None and self.machine.checks:
+            self.window(kind, buf, *window, op.slot, op.epoch, op.clock, op.site)
+
+    def op_reduction(self, op, buf, window, value):
+        """A TMA reduction of `value` (its part inside the window); where it adds zero it changes nothing."""
+        if window is None or not self.machine.checks:
+            return
+        zero = value == 0
+        if not zero.any():
+            self.op_access("A", op, buf, window)
+            return
+        start, shape, strides = window
+        offsets = np.int64(start)
+        for axis, (n, stride) in enumerate(zip(shape, strides)):
+            steps = np.arange(n, dtype=np.int64) * (stride if n > 1 else 0)
+            offsets = offsets + steps.reshape((n,) + (1,) * (len(shape) - 1 - axis))
+        self.op_pointer_access("A", op, buf, offsets, ~zero)
+        self.op_pointer_access("Z", op, buf, offsets, zero)
+
+    def window(self, kind, buf, start, shape, strides, slot, epoch, clock, site):
+        shadow, base = self.shadow(buf)
+        itemsize = buf.flat.itemsize
+        if itemsize > 4:  # two granules an element
+            shape = (*shape, 2)
+            strides = (*strides, 0.5)
+        strides = tuple(int(s * itemsize) for s in strides)
+        region = ("window", int(start) * itemsize + base, tuple(shape), strides, itemsize)
+        self.record(kind, shadow, region, slot, epoch, clock, site)
+
+    # ---- records
+    def record(self, kind, shadow, region, slot, epoch, clock, site):
+        if not shadow.written:
+            if kind == "R":
+                if region[0] == "window":
+                    shadow.logged.append((region, clock.group.id, slot, epoch, site))
+                else:
+                    shadow.logged.append((("list", region[1].copy()), clock.group.id, slot, epoch, site))
+                return
+            self.unroll_log(shadow)
+        for page, mask in shadow.page_masks(region):
+            self.check_page(kind, shadow, page, mask, slot, epoch, clock, site)
+
+    def unroll_log(self, shadow):
+        """First write to a tensor: the reads until now become records."""
+        shadow.written = True
+        for region, group, slot, epoch, site in shadow.logged:
+            for page, mask in shadow.page_masks(region):
+                shadow.pages.setdefault(page, []).append(Access("R", group, slot, epoch, mask, site))
+        shadow.logged = []
+
+    def check_page(self, kind, shadow, page, mask, slot, epoch, clock, site):
+        records = shadow.pages.get(page)
+        if records is None:
+            shadow.pages[page] = [Access(kind, clock.group.id, slot, epoch, mask, site)]
+            return
+        keep = []
+        for r in records:
+            if r.mask & mask:
+                ordered = clock.saw(r.group, r.slot, r.epoch)
+                if not ordered and kind + r.kind not in HARMLESS:
+                    self.race(kind, shadow, site, r)
+                if (
+                    ordered and r.kind == kind
+                ) or kind == "W":  # whoever conflicts with r conflicts with this access too
+                    r.mask &= ~mask
+            if r.mask:
+                keep.append(r)
+        keep.append(Access(kind, clock.group.id, slot, epoch, mask, site))
+        shadow.pages[page] = keep
+
+    def race(self, kind, shadow, site, record):
+        words = {"R": "read", "W": "write", "A": "atomic update", "Z": "addition of zeros"}
+        other_cta = record.site.task.cta.pid
+        same = kind + record.kind == "WW" and self.stored is not None and self.stored()
+        self.findings.add(
+            "global race",
+            f"{words[kind]} of {shadow.name} by {site} is not ordered after the {words[record.kind]} by {record.site}"
+            + (f", CTA {other_cta}" if other_cta != site.task.cta.pid else "")
+            + (" (both write the same value)" if same else ""),
+            "warning" if same or "Z" in kind + record.kind else "error",
+            task=site.task,
+            line=site.line,
+            buffer=shadow.name,
+            key=(
+                "global race",
+                kind,
+                record.kind,
+                shadow.name,
+                site.line,
+                site.op,
+                record.site.line,
+                record.site.op,
+                same,
+            ),
+        )
+
+    # ---- synchronization through global memory
+    def atomic(self, buf, offsets, mask, sem, scope):
+        """A read-modify-write: an access of kind A, and acquire and release as `sem` says."""
+        self.pointer_access("A", buf, offsets, mask)
+        sem = _sem(sem)
+        self.acquire(buf, offsets, mask, sem)
+        self.release(buf, offsets, mask, sem)
+
+    def acquire(self, buf, offsets, mask, sem):
+        """Reads a synchronization variable: what was released there is seen (at once, or by the next fence)."""
+        if not self.machine.checks:
+            return
+        task = self.machine.cur
+        shadow, base = self.shadow(buf)
+        for key in self.variables(buf, base, offsets, mask):
+            for clock in shadow.released.get(key, ()):
+                if sem in ("acquire", "acq_rel"):
+                    task.clock.join(clock)
+                else:
+                    task.observed = (task.observed or []) + [clock]
+
+    def release(self, buf, offsets, mask, sem):
+        """Writes a synchronization variable: releases the task's clock, or its clock at the last fence."""
+        if not self.machine.checks:
+            return
+        task = self.machine.cur
+        if sem in ("release", "acq_rel"):
+            clock = task.published().copy()
+        elif task.released is not None:
+            clock = task.released
+        else:
+            return
+        shadow, base = self.shadow(buf)
+        for key in self.variables(buf, base, offsets, mask):
+            _merge(shadow.released.setdefault(key, []), clock)
+        task.tick()
+
+    def variables(self, buf, base, offsets, mask):
+        offsets = np.asarray(offsets)
+        if mask is not None:
+            offsets = offsets[np.asarray(mask)]
+        if offsets.size > LARGE:
+            return [None]
+        itemsize = buf.flat.itemsize
+        return [int(o) * itemsize + base for o in np.unique(offsets)]
+
+
+def _sem(sem):
+    name = str(getattr(sem, "value", sem) or "acq_rel").lower()
+    return name if name in ("acquire", "release", "relaxed") else "acq_rel"
+
+
+def _merge(clocks, clock):
+    """Adds a clock to what a variable has released; one entry a group."""
+    for i, c in enumerate(clocks):
+        if c.group is clock.group:
+            merged = Clock(c.group, c.v.copy(), dict(c.far) if c.far else None)
+            merged.join(clock)
+            clocks[i] = merged
+            return
+    clocks.append(clock)
