@@ -47,13 +47,13 @@ def score(s, q, kv, q_item, kv_item, u):
 
 
 @triton.jit
-def accumulate(s, kv, kv_item, u, first):
-    """acc = acc + P V of block ``u``; the first block of a tile starts from zero."""
+def accumulate(s, kv, kv_item, u, i):
+    """acc += P V of block ``u``, the tile's i-th; a group's first block of a tile starts from zero."""
     group = u & 1
     v_slot = kv.await_full(kv_item)  # load -> mma: V has arrived
     tlx.barrier_wait(s.ready[group], (u >> 1) & 1)  # softmax: P is there; correction: acc is rescaled
     done = [kv.empties[v_slot]]
-    tlx.async_dot(s.weights[group], kv.tiles[v_slot], s.acc[group], use_acc=first == 0, mBarriers=done)
+    tlx.async_dot(s.weights[group], kv.tiles[v_slot], s.acc[group], use_acc=i >= 2, mBarriers=done)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def mma(work, deal, q, kv, s, HEAR, FRESH):
         for i in range(tl.minimum(steps, 2)):
             score(s, q, kv, q_item + (i % TILES), kv_item + i // TILES * 2, u + i)
         for i in range(steps):
-            accumulate(s, kv, kv_item + i // TILES * 2 + 1, u + i, i < 2)
+            accumulate(s, kv, kv_item + i // TILES * 2 + 1, u + i, i)
             if i + 2 < steps:  # its scores overwrite the weights just read; MMAs run in order
                 score(s, q, kv, q_item + (i % TILES), kv_item + (i + 2) // TILES * 2, u + i + 2)
         tlx.tcgen05_commit(s.acc_full[0])
@@ -136,7 +136,10 @@ def rescale(s, group, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr):
 def correction(
     work, deal, s, o, lse, scale, HEAR, RESCALE, OVERLAP: tl.constexpr, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr
 ):
-    """Warp group that owns the accumulators between MMAs: rescales them, then writes the tile out."""
+    """Warp group that owns the accumulators between MMAs: rescales them, then writes the tile out.
+
+    Returns the first item past those with keys that the deal gave this CTA.
+    """
     k, u, o_item = 0, 0, 0
     t = HEAR(deal, k)
     while t < deal.items:
@@ -160,6 +163,7 @@ def correction(
         o_item += s.TILES
         k += 1
         t = HEAR(deal, k)
+    return t
 
 
 @triton.jit
@@ -297,8 +301,12 @@ def kernel(
         deal = Turns(tl.program_id(0), tl.num_programs(0), work.items(), CLASSES)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            CORRECTION(work, deal, s, o, lse, scale, HEAR, RESCALE, OVERLAP, HEAD_DIM, SLICE)
-            fill_empty(work, deal, out, lse, 0, BLOCK_M, HEAD_DIM)
+            t = CORRECTION(work, deal, s, o, lse, scale, HEAR, RESCALE, OVERLAP, HEAD_DIM, SLICE)
+            empty = deal.program
+            if DRAW is not None:  # only the CTA that heard of an item may fill it
+                empty = t - deal.items
+            rest = Turns(empty, deal.programs, deal.items, CLASSES)
+            fill_empty(work, rest, out, lse, 0, BLOCK_M, HEAD_DIM)
         with tlx.async_task(num_warps=4, registers=SOFTMAX_REGS, replicate=2):
             SOFTMAX(work, deal, s, scale, tlx.async_task_replica_id(), HEAR, WALK, WEIGH)
         with tlx.async_task(num_warps=1, registers=WARP_REGS):

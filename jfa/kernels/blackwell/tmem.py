@@ -6,6 +6,7 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.parts import Ring
 
+NO_ITEM = tl.constexpr(1 << 30)
 ROWS = tl.constexpr(128)  # query rows of a softmax group: one row a thread, one TMEM lane a row
 
 
@@ -147,7 +148,7 @@ def hear_launch(deal, k):
     if k > 0:
         t = tlx.clc_consumer(deal.context, ((k - 1) >> 1) & 1, k=(k - 1) & 1)
         if t < 0:
-            t = deal.items
+            t = NO_ITEM
     return t
 
 
