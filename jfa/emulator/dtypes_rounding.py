@@ -56,7 +56,8 @@ def round_fp8(dtype, x):
     power = (x.view(np.uint32) & EXPONENT).view(np.float32)
     power = np.maximum(power, np.float32(FP8_MIN_NORMAL[dtype.name]))
     magic = power * np.float32(1.5 * 2.0 ** (23 - dtype.mantissa))
-    r = np.copysign((x + magic) - magic, x)
+    with np.errstate(invalid="ignore"):  # NaN + NaN
+        r = np.copysign((x + magic) - magic, x)
     return np.clip(r, -limit, limit)
 
 
