@@ -23,6 +23,9 @@ MODULES = {
     "blackwell": "jfa.kernels.blackwell.launch",
 }
 ARCHITECTURES = {"hopper": "sm_90", "blackwell": "sm_100"}
+STANDIN = (
+    "jfa.emulator.standin"  # the origin of the module triton where only the emulator's stand-in is there
+)
 CAPABILITIES = {"hopper": (9, 0), "blackwell": (10, 0)}
 
 
@@ -114,24 +117,30 @@ def module(name: str):
 def running(name: str, device: torch.device):
     """Around a backend's work: the right current GPU, or for a kernel on CPU tensors the emulator.
 
-    Who already stands inside ``jfa.emulator.emulate`` keeps that context, with its options and its reports.
-    Autocast is off inside, because a kernel's own arithmetic is not the user's to cast.
+    Who already stands inside ``jfa.emulator.emulate`` keeps that context, with its options and its reports;
+    otherwise a fault that the emulator finds in the kernel is raised as an EmulationError. Autocast is off
+    inside, because a kernel's own arithmetic is not the user's to cast.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        elif name in MODULES and not _inside_emulator():
-            from jfa import emulator
-
-            stack.enter_context(emulator.emulate(arch=ARCHITECTURES.get(name)))
+        elif name in MODULES:
+            stack.enter_context(_emulating(name))
         yield
 
 
-def _inside_emulator() -> bool:
+@contextlib.contextmanager
+def _emulating(name: str):
     from jfa import emulator
 
-    return getattr(emulator, "active", lambda: None)() is not None
+    if emulator.active() is not None:
+        yield
+        return
+    with emulator.emulate(arch=ARCHITECTURES.get(name)) as emulation:
+        yield
+    for finding in emulation.errors():
+        raise emulator.EmulationError(f'the kernel of backend="{name}" is at fault: {finding}')
 
 
 def _automatic(problem: Problem, device: torch.device) -> str:
@@ -168,7 +177,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @functools.cache
 def _missing_triton(tlx: bool) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin == STANDIN:
         return "the package triton is not installed (pip install fbtriton, Linux only)"
     try:
         if tlx and importlib.util.find_spec("triton.language.extra.tlx") is None:
