@@ -48,12 +48,15 @@ class Group:
             self.width *= 2
         if self.slots > MAX_AGENTS:
             raise EmulationError(
-                f"more than {MAX_AGENTS} concurrent agents: asynchronous operations are issued and never waited for"
+                f"more than {MAX_AGENTS} concurrent agents: asynchronous operations are issued and "
+                f"never waited for"
             )
         return self.slots - 1
 
     def async_slot(self, clock):
-        """(slot, epoch) for an operation issued at `clock`: reuses a slot whose last operation is ordered before."""
+        """(slot, epoch) for an operation issued at `clock`: reuses a slot whose last operation is ordered
+        before.
+        """
         if len(clock.v) < self.width:
             clock.widen()
         seen = clock.v
@@ -112,8 +115,13 @@ class AsyncOp:
     """One asynchronous operation: issued now, executed by `run` when the scheduler completes it."""
 
     __slots__ = (
-        "kind", "label", "task", "run", "clock", "slot", "epoch", "previous", "next", "done", "line", "id", "waiters", "site"
+        "kind", "buffer", "task", "run", "clock", "slot", "epoch",
+        "previous", "next", "done", "line", "id", "waiters", "site",
     )  # fmt: skip
+
+    @property
+    def label(self):
+        return self.buffer if isinstance(self.buffer, str) else self.buffer.label
 
     def saw(self, clock):
         """True when `clock` is ordered after this operation's completion."""

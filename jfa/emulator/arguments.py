@@ -1,4 +1,6 @@
-"""Host arguments of a launch: tensors become pointers into their storage, descriptors and numbers become tl values."""
+"""Host arguments of a launch: tensors become pointers into their storage, descriptors and numbers become tl
+values.
+"""
 
 import gc
 import sys
@@ -7,9 +9,9 @@ import numpy as np
 
 from . import dtypes as D
 from .context import CTX
+from .descriptor import Descriptor, GlobalBuffer
 from .errors import EmulationError
 from .names import map_value
-from .descriptor import Descriptor, GlobalBuffer
 from .tile import Tensor, as_tensor
 
 TORCH_DTYPES = {

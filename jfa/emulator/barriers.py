@@ -1,8 +1,9 @@
 """Barriers: mbarriers (arrivals, expected bytes, phases), named barriers and the cluster barrier.
 
-An mbarrier completes its phase when no arrivals are pending and the bytes announced with expect_tx have all come;
-waiting is by parity, as on the hardware. Arrivals release what the arriving agent has seen, a successful wait
-acquires what every completed phase released. Not modelled: the 20-bit limits of counts, `try_wait` time-outs.
+An mbarrier completes its phase when no arrivals are pending and the bytes announced with expect_tx have all
+come; waiting is by parity, as on the hardware. Arrivals release what the arriving agent has seen, a
+successful wait acquires what every completed phase released. Not modelled: the 20-bit limits of counts,
+`try_wait` time-outs.
 """
 
 import collections
@@ -92,7 +93,8 @@ class MBarrier(Waitable):
     def report_over_arrival(self, n, site):
         self.machine.findings.add(
             "barrier over-arrival",
-            f"{site} arrives {n} on {self.label} (phase {self.phase}) but only {self.pending} of {self.count} arrivals "
+            f"{site} arrives {n} on {self.label} (phase {self.phase}) but only {self.pending} of "
+            f"{self.count} arrivals "
             f"are outstanding",
             task=site.task,
             line=site.line,
@@ -104,7 +106,8 @@ class MBarrier(Waitable):
     def report_overrun(self, task):
         self.machine.findings.add(
             "phase overrun",
-            f"{task.name} (line {task.line}) waits for phase {task.wait.phase} of {self.label}, but phase {self.phase - 1} "
+            f"{task.name} (line {task.line}) waits for phase {task.wait.phase} of {self.label}, but "
+            f"phase {self.phase - 1} "
             f"is complete already: its parity wait can hang on hardware",
             task=task,
             line=task.line,

@@ -1,4 +1,6 @@
-"""Holds numpy's BLAS to one thread while a launch runs: threads make 128 x 128 products tens of times slower."""
+"""Holds numpy's BLAS to one thread while a launch runs: threads make 128 x 128 products tens of times
+slower.
+"""
 
 import contextlib
 import threading
@@ -9,7 +11,9 @@ _STATE = {"users": 0, "controller": None, "limit": None}
 
 @contextlib.contextmanager
 def one_blas_thread():
-    """While active (in any thread of the process) BLAS libraries use one thread; the old limits come back after."""
+    """While active (in any thread of the process) BLAS libraries use one thread; the old limits come back
+    after.
+    """
     _enter()
     try:
         yield

@@ -1,15 +1,17 @@
 """Vector clocks: who has seen which point of whose program.
 
-The CTAs of one cluster form a group whose agents (tasks, in-order engines, single asynchronous operations) share a
-dense clock. What a group knows of other groups is rare (it passes only through atomics on global memory) and
-therefore kept apart, in `far`: {group id: array}.
+The CTAs of one cluster form a group whose agents (tasks, in-order engines, single asynchronous operations)
+share a dense clock. What a group knows of other groups is rare (it passes only through atomics on global
+memory) and therefore kept apart, in `far`: {group id: array}.
 """
 
 import numpy as np
 
 
 class Clock:
-    """A vector clock of one group; `v[slot]` is the last epoch of the agent `slot` that is ordered before now."""
+    """A vector clock of one group; `v[slot]` is the last epoch of the agent `slot` that is ordered before
+    now.
+    """
 
     __slots__ = ("group", "v", "far")
 
@@ -69,6 +71,8 @@ class Clock:
         """True when everything in `other` (a clock of the same group) is seen here already."""
         if other.far:
             return False
+        if len(self.v) == len(other.v):
+            return not (other.v > self.v).any()
         n = min(len(self.v), len(other.v))
         return not (other.v[:n] > self.v[:n]).any() and not other.v[n:].any()
 

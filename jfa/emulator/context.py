@@ -13,7 +13,9 @@ __all__ = ["CTX", "UnknownConstruct"]
 
 
 class Context(threading.local):
-    """Thread-local state: the machine of the launch in progress, its work counters, and the active emulations."""
+    """Thread-local state: the machine of the launch in progress, its work counters, and the active
+    emulations.
+    """
 
     def __init__(self):
         self.machine = None
@@ -49,7 +51,9 @@ class Context(threading.local):
             self.machine.globals.pointer_access("W", buf, offsets, mask, value)
 
     def global_atomic(self, buf, offsets, mask=None, sem=None, scope=None):
-        """A read-modify-write of buf.flat[offsets]; call it before the update. Orders as `sem` and `scope` say."""
+        """A read-modify-write of buf.flat[offsets]; call it before the update. Orders as `sem` and `scope`
+        say.
+        """
         if self.machine is not None:
             self.machine.poll()
             self.machine.globals.atomic(buf, offsets, mask, sem, scope)

@@ -51,7 +51,8 @@ def _expected_bytes(machine, task, bar):
     too = "more" if bar.bytes > 0 else "fewer"
     machine.findings.add(
         "expected bytes",
-        f"{bar.label} phase {bar.phase}: barrier_expect_bytes announced {abs(bar.bytes)} bytes {too} than its copies bring "
+        f"{bar.label} phase {bar.phase}: barrier_expect_bytes announced {abs(bar.bytes)} bytes {too} "
+        f"than its copies bring "
         f"({task.name} waits in line {task.line})",
         task=task,
         line=task.line,
@@ -74,7 +75,8 @@ def check_byte_counts(machine, barriers):
         too = "more" if bar.bytes > 0 else "fewer"
         machine.findings.add(
             "expected bytes",
-            f"{bar.label}: barrier_expect_bytes announced {abs(bar.bytes)} bytes {too} than its copies brought by the end of "
+            f"{bar.label}: barrier_expect_bytes announced {abs(bar.bytes)} bytes {too} than its copies "
+            f"brought by the end of "
             f"CTA {bar.cta.pid}",
             buffer=bar.label,
             phase=bar.phase,

@@ -1,7 +1,8 @@
 """The context in which kernel[grid](...) lands in the emulator.
 
-Triton's run methods are replaced once, by a dispatcher that looks for an emulation of the calling thread and else
-calls the original; the last context to leave (in any thread, also by an exception) puts the originals back.
+Triton's run methods are replaced once, by a dispatcher that looks for an emulation of the calling thread and
+else calls the original; the last context to leave (in any thread, also by an exception) puts the originals
+back.
 """
 
 import threading
@@ -62,13 +63,14 @@ class emulate:
     """Context manager: kernel[grid](...) in unmodified host code runs on the emulator.
 
     arch: "sm_90" or "sm_100" to also check that the architecture has what the kernel uses, None for either.
-    policy: when asynchronous effects land: "random" (by `seed`), "eager" or "lazy". checks: happens-before checks
-    (races, uninitialised reads, ...); deadlocks are found either way. trace: records events. preempt: probability
-    that a task yields at a synchronization point. resident: clusters that run interleaved (the rest of the grid
-    follows as they finish). pick: chooses a configuration of an autotuned kernel (configs -> config).
+    policy: when asynchronous effects land: "random" (by `seed`), "eager" or "lazy". checks: happens-before
+    checks (races, uninitialised reads, ...); deadlocks are found either way. trace: records events. preempt:
+    probability that a task yields at a synchronization point. resident: clusters that run interleaved (the
+    rest of the grid follows as they finish). pick: chooses a configuration of an autotuned kernel (configs ->
+    config).
 
-    `reports` has one Report a launch. A kernel that cannot go on raises DeadlockError or another EmulationError,
-    and its report is there too. Contexts may nest; each thread has its own.
+    `reports` has one Report a launch. A kernel that cannot go on raises DeadlockError or another
+    EmulationError, and its report is there too. Contexts may nest; each thread has its own.
     """
 
     def __init__(self, arch=None, policy="random", seed=0, checks=True, trace=False, **options):

@@ -1,9 +1,10 @@
 """Happens-before on global memory: conflicting accesses of different CTAs (and of different tasks of one).
 
-Two overlapping accesses of which one writes are a race unless one is ordered before the other or both are atomic
-(tl.atomic_*, TMA reductions, volatile loads). Ordering between CTAs comes from atomics with acquire and release
-semantics, from relaxed ones together with fence.acq_rel.gpu, and inside a cluster from mbarriers. Reads of memory
-that the launch never writes cost next to nothing: they are only logged until the first write to the same tensor.
+Two overlapping accesses of which one writes are a race unless one is ordered before the other or both are
+atomic (tl.atomic_*, TMA reductions, volatile loads). Ordering between CTAs comes from atomics with acquire
+and release semantics, from relaxed ones together with fence.acq_rel.gpu, and inside a cluster from mbarriers.
+Reads of memory that the launch never writes cost next to nothing: they are only logged until the first write
+to the same tensor.
 """
 
 import numpy as np
@@ -53,7 +54,9 @@ class Shadow:
 
 
 class Access:
-    """One access to a page of global memory. kind: R, W, A (atomic) or Z (atomic, adds zero: only a warning)."""
+    """One access to a page of global memory. kind: R, W, A (atomic) or Z (atomic, adds zero: only a
+    warning).
+    """
 
     __slots__ = ("kind", "group", "slot", "epoch", "mask", "site")
 
@@ -155,7 +158,9 @@ class GlobalOrder:
         )
 
     def op_access(self, kind, op, buf, window):
-        """An access of an asynchronous operation; window: (start, shape, strides) in elements, or None (all clipped)."""
+        """An access of an asynchronous operation; window: (start, shape, strides) in elements, or None (all
+        clipped).
+        """
         if window is not None and self.machine.checks:
             self.window(kind, buf, *window, op.slot, op.epoch, op.clock, op.site)
 
@@ -232,7 +237,8 @@ class GlobalOrder:
         same = kind + record.kind == "WW" and self.stored is not None and self.stored()
         self.findings.add(
             "global race",
-            f"{words[kind]} of {shadow.name} by {site} is not ordered after the {words[record.kind]} by {record.site}"
+            f"{words[kind]} of {shadow.name} by {site} is not ordered after the {words[record.kind]} "
+            f"by {record.site}"
             + (f", CTA {other_cta}" if other_cta != site.task.cta.pid else "")
             + (" (both write the same value)" if same else ""),
             "warning" if same or "Z" in kind + record.kind else "error",
@@ -261,7 +267,9 @@ class GlobalOrder:
         self.release(buf, offsets, mask, sem)
 
     def acquire(self, buf, offsets, mask, sem):
-        """Reads a synchronization variable: what was released there is seen (at once, or by the next fence)."""
+        """Reads a synchronization variable: what was released there is seen (at once, or by the next
+        fence).
+        """
         if not self.machine.checks:
             return
         task = self.machine.cur

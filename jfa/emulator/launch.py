@@ -34,7 +34,8 @@ KINDS = (
 
 
 def configure(k, args, kwargs, pick=None):
-    """Resolves autotuners and heuristics around a kernel: returns the keyword arguments with the chosen values.
+    """Resolves autotuners and heuristics around a kernel: returns the keyword arguments with the chosen
+    values.
 
     The first configuration that survives early pruning is taken, or what `pick(configs)` returns.
     """
@@ -99,8 +100,9 @@ def launch(
 ):
     """Runs kernel[grid](*args, **kwargs) in the emulator and returns its Report.
 
-    Raises DeadlockError, or another EmulationError, when the kernel cannot go on; an exception of the kernel itself
-    (device_assert, out-of-bounds access, a type error) passes through with the kernel's line added as a note.
+    Raises DeadlockError, or another EmulationError, when the kernel cannot go on; an exception of the kernel
+    itself (device_assert, out-of-bounds access, a type error) passes through with the kernel's line added as
+    a note.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -169,7 +171,9 @@ def _run(machine, report, cluster, resident, max_steps):
 
 
 def _report_exception(machine, report, error):
-    """An exception of the kernel becomes a finding too; one about an unknown name becomes UnknownConstruct."""
+    """An exception of the kernel becomes a finding too;
+    one about an unknown name becomes UnknownConstruct.
+    """
     line = traceback_line(error)
     task = machine.cur
     kind = next((kind for cls, kind in KINDS if isinstance(error, cls)), "exception")

@@ -1,8 +1,9 @@
 """The scheduler: runs the tasks and asynchronous operations of one launch in a seeded order.
 
-Policies: "eager" (an asynchronous effect lands at once), "lazy" (as late as possible), "random" (seeded, with task
-preemption at synchronization points). CTAs of the grid run interleaved, `resident` clusters at a time; when one
-finishes the next starts. Modelled: any order that barriers allow. Not modelled: time (see jfa.timing).
+Policies: "eager" (an asynchronous effect lands at once), "lazy" (as late as possible), "random" (seeded, with
+task preemption at synchronization points). CTAs of the grid run interleaved, `resident` clusters at a time;
+when one finishes the next starts. Modelled: any order that barriers allow. Not modelled: time (see
+jfa.timing).
 """
 
 import collections
@@ -65,7 +66,9 @@ class Machine:
 
     # ---- run
     def prepare(self, kernel, functions):
-        """kernel: runs the kernel's body for the current task. functions: gives the jit functions it can reach."""
+        """kernel: runs the kernel's body for the current task. functions: gives the jit functions it can
+        reach.
+        """
         self.kernel = kernel
         self.functions = functions
 
@@ -141,7 +144,8 @@ class Machine:
             lines = sorted({read.line for read, _ in task.stores})
             self.findings.add(
                 "unwaited store",
-                f"{task.name} exits while TMA stores of line {', '.join(map(str, lines))} may still read shared memory "
+                f"{task.name} exits while TMA stores of line {', '.join(map(str, lines))} may still "
+                f"read shared memory "
                 f"(no async_descriptor_store_wait)",
                 task=task,
                 line=lines[0],
@@ -179,7 +183,9 @@ class Machine:
             self.ready.append(task)
 
     def block(self, condition, waiters, wait):
-        """Suspends the running task until condition() holds; `waiters` is a function that returns the list to join."""
+        """Suspends the running task until condition() holds; `waiters` is a function that returns the list to
+        join.
+        """
         task = self.cur
         while not condition():
             task.wait = wait
@@ -235,13 +241,14 @@ class Machine:
     def issue(self, kind, buffer, run, reads=(), writes=(), queue=None, after=None, info=None):
         """Forks an asynchronous operation.
 
-        queue: key of an in-order engine of the CTA, else the operation is unordered. after: an operation that must
-        complete first (a later stage of the same copy). The operation executes `run(op)` when it completes.
+        queue: key of an in-order engine of the CTA, else the operation is unordered. after: an operation that
+        must complete first (a later stage of the same copy). The operation executes `run(op)` when it
+        completes.
         """
         task = self.cur
         op = AsyncOp()
         op.kind = kind
-        op.label = buffer if isinstance(buffer, str) else buffer.label
+        op.buffer = buffer
         op.task = task
         op.run = run
         op.done = False

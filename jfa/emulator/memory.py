@@ -2,10 +2,11 @@
 
 Modelled: shared memory as bytes, tensor memory as 128 lanes of 512 columns x 4 bytes, aliasing of several
 allocations over one storage, poisoned (NaN) initial contents, views outside their allocation. Not modelled:
-swizzling and bank conflicts (a buffer's bytes lie in plain row-major order), padding between allocations, and the
-shared memory that the compiler takes for itself.
+swizzling and bank conflicts (a buffer's bytes lie in plain row-major order), padding between allocations, and
+the shared memory that the compiler takes for itself.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -17,13 +18,15 @@ TMEM_PITCH = 4 * TMEM_COLUMNS  # bytes a lane
 TMEM_LANES = 128
 SMEM_BYTES = 232_448  # what one CTA can have on sm_90 and sm_100
 SMEM_GRAIN = 16  # bytes of a shadow granule; small storages use 4
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 POISON = 0xFF  # all bits set is NaN in every float type used here
 
 
 class Storage:
     """A block of shared or tensor memory of one CTA, which one or several allocations share.
 
-    The shadow state for race detection lives here: `records` (see order.py) and `written`, a bit mask of granules.
+    The shadow state for race detection lives here: `records` (see order.py) and `written`, a bit mask of
+    granules.
     """
 
     __slots__ = (
@@ -36,7 +39,6 @@ class Storage:
         "least",
         "written",
         "records",
-        "masks",
         "grain",
         "index",
     )
@@ -51,7 +53,6 @@ class Storage:
         self.least = 0  # what the hardware's layouts can do with
         self.written = 0
         self.records = []
-        self.masks = {}
         self.grain = None
         self.index = len(cta.storages)
         cta.storages.append(self)
@@ -71,31 +72,33 @@ class Storage:
             self.bytes = grown
             self.size = n
 
-    def mask(self, offset, shape, strides, itemsize):
+    def mask(self, offset, shape, strides):
         """Bit mask of the granules that a strided view touches; overlap of two views is one `&`."""
-        key = (offset, shape, strides, itemsize)
-        mask = self.masks.get(key)
-        if mask is None:
-            mask = self.masks[key] = self._mask(offset, shape, strides)
-        return mask
-
-    def _mask(self, offset, shape, strides):
         if self.grain is None:
             self.grain = SMEM_GRAIN if self.size > 8192 else 4
-        address = np.array([offset], np.int64)
-        for n, stride in zip(shape, strides):
-            address = (address[:, None] + np.arange(n, dtype=np.int64) * stride).ravel()
-        if self.kind == "tmem":  # granule: 32 lanes x one column
-            granule = (address // TMEM_PITCH // 32) * TMEM_COLUMNS + (address % TMEM_PITCH) // 4
-        else:
-            granule = address // self.grain
-        bits = np.zeros(int(granule.max()) + 1, np.uint8)
-        bits[granule] = 1
-        return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+        grain = 0 if self.kind == "tmem" else self.grain
+        return granules(grain, offset, shape, strides)
+
+
+@functools.lru_cache(maxsize=8192)
+def granules(grain, offset, shape, strides):
+    """Bit mask of a strided window of bytes; grain 0 is tensor memory (granule: 32 lanes x one column)."""
+    address = np.array([offset], np.int64)
+    for n, stride in zip(shape, strides):
+        address = (address[:, None] + np.arange(n, dtype=np.int64) * stride).ravel()
+    if grain:
+        granule = address // grain
+    else:
+        granule = (address // TMEM_PITCH // 32) * TMEM_COLUMNS + (address % TMEM_PITCH) // 4
+    bits = np.zeros(int(granule.max()) + 1, np.uint8)
+    bits[granule] = 1
+    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
 
 
 class Allocation:
-    """One `local_alloc`: `num` buffers of one shape. Buffer i lies at base + (i // group) * stride + (i % group) * unit."""
+    """One `local_alloc`: `num` buffers of one shape. Buffer i lies at base + (i // group) * stride + (i %
+    group) * unit.
+    """
 
     __slots__ = (
         "name",
@@ -226,7 +229,7 @@ class Buffer:
     def mask(self):
         """Granules of the storage that this view touches."""
         if self._mask is None:
-            self._mask = self.storage.mask(self.offset, self.shape, self.strides, self.dtype.itemsize)
+            self._mask = self.storage.mask(self.offset, self.shape, self.strides)
         return self._mask
 
     def on(self, cta):
@@ -259,5 +262,10 @@ def row_major(shape, itemsize, kind):
 
 
 def poison(buffer):
-    """What an asynchronous write in flight leaves behind: NaN in floats, zero in integers."""
-    buffer.array()[...] = np.nan if buffer.dtype.kind == "f" else 0
+    """What an asynchronous write in flight leaves behind: NaN (all bits set) in floats, zero in integers."""
+    array = buffer.array()
+    if buffer.dtype.kind != "f":
+        array[...] = 0
+        return
+    bits = UNSIGNED[array.itemsize]
+    np.ndarray(array.shape, bits, buffer.storage.bytes, buffer.offset, array.strides).fill(np.iinfo(bits).max)

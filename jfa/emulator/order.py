@@ -1,9 +1,11 @@
-"""Happens-before on shared and tensor memory: races, alias clobbers, uninitialised reads, missing proxy fences.
+"""Happens-before on shared and tensor memory: races, alias clobbers, uninitialised reads, missing proxy
+fences.
 
-Every access leaves a record (who, at which epoch, which granules). Two overlapping accesses of which one writes are
-a race unless the later one's clock has seen the earlier one; this does not depend on the schedule that happened to
-run. Modelled as ordering: mbarriers, named and cluster barriers, waits for asynchronous operations, the in-order
-queues of tcgen05 and wgmma. The unit is the task (for tensor memory its warp groups), not the thread.
+Every access leaves a record (who, at which epoch, which granules). Two overlapping accesses of which one
+writes are a race unless the later one's clock has seen the earlier one; this does not depend on the schedule
+that happened to run. Modelled as ordering: mbarriers, named and cluster barriers, waits for asynchronous
+operations, the in-order queues of tcgen05 and wgmma. The unit is the task (for tensor memory its warp
+groups), not the thread.
 """
 
 FENCED = {"mma", "wgmma", "mma_scaled", "tmem_copy", "dsmem_copy"}  # TMA stores: the compiler adds the fence
@@ -114,7 +116,8 @@ class OnChipOrder:
         ):
             self.findings.add(
                 "proxy fence",
-                f"{site} reads {buffer.label} through the async proxy; {record.site} wrote it with ordinary stores and "
+                f"{site} reads {buffer.label} through the async proxy; {record.site} wrote it with "
+                f"ordinary stores and "
                 f'no fence("async_shared") since (the compiler may add one)',
                 "warning",
                 task=site.task,
@@ -126,7 +129,8 @@ class OnChipOrder:
             # (never written under its own name: it is just another view of the same tile)
             self.findings.add(
                 "alias clobber",
-                f"{site} reads {buffer.label}, but those bytes were last written as {record.buffer.label} by {record.site}",
+                f"{site} reads {buffer.label}, but those bytes were last written as "
+                f"{record.buffer.label} by {record.site}",
                 task=site.task,
                 line=site.line,
                 buffer=buffer.label,

@@ -1,11 +1,12 @@
 """Ordering instructions that kernels write as inline PTX.
 
-cp.async.bulk.wait_group N waits until all but the last N bulk stores of the task are complete, so that their global
-writes are ordered before what follows; with .read it only waits until they have read their source in shared memory.
-fence.acq_rel at gpu (or sys) scope makes the relaxed atomics around it release and acquire, as in the PTX memory
-model; at cta or cluster scope it adds nothing that crosses clusters (inside a cluster the mbarriers order).
-fence.proxy.async makes ordinary writes to shared memory visible to the async proxy. Not modelled: the proxy of
-global memory (a missing fence.proxy.async between a global store and a TMA load of it is not reported).
+cp.async.bulk.wait_group N waits until all but the last N bulk stores of the task are complete, so that their
+global writes are ordered before what follows; with .read it only waits until they have read their source in
+shared memory. fence.acq_rel at gpu (or sys) scope makes the relaxed atomics around it release and acquire, as
+in the PTX memory model; at cta or cluster scope it adds nothing that crosses clusters (inside a cluster the
+mbarriers order). fence.proxy.async makes ordinary writes to shared memory visible to the async proxy. Not
+modelled: the proxy of global memory (a missing fence.proxy.async between a global store and a TMA load of it
+is not reported).
 """
 
 from .errors import UnknownConstruct
@@ -38,7 +39,9 @@ def order_by_ptx(machine, op, *args):
 
 
 def wait_stores(machine, pending, read_only):
-    """Waits until at most `pending` bulk stores of the task have not read their source (or are not complete)."""
+    """Waits until at most `pending` bulk stores of the task have not read their source (or are not
+    complete).
+    """
     task = machine.cur
     n = len(task.stores) - pending
     machine.trace("store_wait", pending, read_only=read_only)
@@ -69,7 +72,9 @@ def wait_copies(machine, pending):
 
 
 def fence_gpu(task):
-    """fence.acq_rel.gpu: later relaxed writes release what was seen until here; earlier relaxed reads acquire."""
+    """fence.acq_rel.gpu: later relaxed writes release what was seen until here; earlier relaxed reads
+    acquire.
+    """
     if task.observed is not None:
         for clock in task.observed:
             task.clock.join(clock)

@@ -10,9 +10,9 @@ LEVELS = ("error", "warning", "note")
 class Finding:
     """One thing that the emulator found.
 
-    kind: short name ("race", "deadlock", "capacity", ...). message: one sentence. level: "error", "warning" (legal
-    on some compilers or probably harmless) or "note". task, cta (program ids), line (of the kernel's file), buffer
-    and phase say where; None where it does not apply. count: how often it happened.
+    kind: short name ("race", "deadlock", "capacity", ...). message: one sentence. level: "error", "warning"
+    (legal on some compilers or probably harmless) or "note". task, cta (program ids), line (of the kernel's
+    file), buffer and phase say where; None where it does not apply. count: how often it happened.
     """
 
     kind: str
@@ -33,9 +33,10 @@ class Finding:
 class Report:
     """Result of one launch.
 
-    kernel: name. findings: list of Finding. ops: asynchronous operations by kind. work: work units by kind (elements,
-    bytes, FLOP). events: the trace (empty unless asked for; see trace.py). waits: {line: (executed, added ordering)}
-    of mbarrier waits. steps: scheduler steps. seconds: wall time. deadlock: text of the deadlock or None.
+    kernel: name. findings: list of Finding. ops: asynchronous operations by kind. work: work units by kind
+    (elements, bytes, FLOP). events: the trace (empty unless asked for; see trace.py). waits: {line:
+    (executed, added ordering)} of mbarrier waits. steps: scheduler steps. seconds: wall time. deadlock: text
+    of the deadlock or None.
     """
 
     def __init__(self, kernel="", grid=(1, 1, 1)):
@@ -70,7 +71,7 @@ class Report:
 
     def __str__(self):
         ops = ", ".join(f"{n} {k}" for k, n in sorted(self.ops.items()))
-        head = f"{self.kernel}{list(self.grid)}: {self.seconds * 1e3:.0f} ms, {self.steps} scheduler steps; {ops}"
+        head = f"{self.kernel}{list(self.grid)}: {self.seconds * 1e3:.0f} ms, {self.steps} steps; {ops}"
         return "\n".join([head] + [str(f) for f in self.findings])
 
     def __repr__(self):

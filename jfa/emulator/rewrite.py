@@ -1,10 +1,12 @@
 """Turns the source of a @triton.jit function into plain Python that runs against the emulated tl and tlx.
 
 - Decorators and annotations go.
-- The body of `with tlx.async_task(...)` becomes a local function that is handed to the enclosing `async_tasks`
-  object, which runs it as a task. Names that the body assigns and the enclosing function owns are passed in by value
-  (Triton's captures).
-- An assignment from an allocation tells the allocation the name of its target, for messages; so does one from a call
+- The body of `with tlx.async_task(...)` becomes a local function that is handed to the enclosing
+  `async_tasks`
+  object, which runs it as a task. Names that the body assigns and the enclosing function owns are passed in
+  by value (Triton's captures).
+- An assignment from an allocation tells the allocation the name of its target, for messages; so does one from
+  a call
   that may return an aggregate (a ring) holding allocations.
 - `x.value` works on constexprs, which are plain values here.
 Line numbers stay those of the original file.
@@ -107,7 +109,9 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def task_function(self, node):
-        """`with async_task(...): body` -> def __task_k(...): body; __tasks.add(async_task(...), __task_k, line)."""
+        """`with async_task(...): body` -> def __task_k(...): body; __tasks.add(async_task(...), __task_k,
+        line).
+        """
         self.tasks += 1
         captured = sorted(stored_names(node.body) & self.outer)
         body = []

@@ -40,14 +40,18 @@ def barrier_expect_bytes(bar, size, pred=None):
     machine = CTX.machine
     task = machine.cur
     bar = one_barrier(bar)
-    event = machine.trace("expect", bar.label, bytes=int(size), phase=bar.phase)
+    event = None
+    if machine.tracing:
+        event = machine.trace("expect", bar.label, bytes=int(size), phase=bar.phase)
     bar.expect(int(size))
     bar.arrive(1, task.clock, Site(task, machine.line()), ("t", event))
     task.tick()
 
 
 def barrier_wait(bar, phase, pred=None):
-    """Waits while the barrier's phase parity equals `phase`; then everything its completed phases released is seen."""
+    """Waits while the barrier's phase parity equals `phase`; then everything its completed phases released is
+    seen.
+    """
     if not holds(pred):
         return
     machine = CTX.machine
@@ -58,12 +62,14 @@ def barrier_wait(bar, phase, pred=None):
     machine.maybe_preempt()
     parity = int(phase) & 1
     if not bar.passed(parity):
-        machine.trace("wait_begin", bar.label, parity=parity)
+        if machine.tracing:
+            machine.trace("wait_begin", bar.label, parity=parity)
         machine.block_on(lambda: bar.passed(parity), bar, Wait(bar, parity=parity, phase=bar.phase))
     counts = machine.waits[machine.line()]
     counts[0] += 1
-    counts[1] += not task.clock.covers(bar.done_clock)
-    task.clock.join(bar.done_clock)
+    if not task.clock.covers(bar.done_clock):
+        counts[1] += 1
+        task.clock.join(bar.done_clock)
     if machine.tracing:
         machine.trace(
             "wait", bar.label, parity=parity, phase=bar.phase - 1, key=(bar.cta.pid, bar.label, bar.phase - 1)
@@ -82,7 +88,7 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
     n = int(arrive_count) * (task.threads if bar.warp else 1)
     if not bar.warp:
         task.warp_sync()  # the compiler syncs the task before its one thread arrives
-    event = machine.trace("arrive", bar.label, count=n, phase=bar.phase)
+    event = machine.trace("arrive", bar.label, count=n, phase=bar.phase) if machine.tracing else None
     bar.arrive(n, task.published(), Site(task, machine.line()), ("t", event))
     task.tick()
 
@@ -123,7 +129,9 @@ def _arrive_and_wait(machine, bar, threads):
 
 
 def fence(scope):
-    """fence("async_shared") makes ordinary writes to shared memory visible to the async proxy; "gpu" is fence.acq_rel."""
+    """fence("async_shared") makes ordinary writes to shared memory visible to the async proxy; "gpu" is
+    fence.acq_rel.
+    """
     if scope == "async_shared":
         CTX.machine.ordering("proxy_fence", "shared")
     else:

@@ -7,9 +7,9 @@ import numpy as np
 
 from .barriers import BarrierArray
 from .context import CTX
+from .dtypes_rounding import from_store, to_store
 from .errors import EmulationError
 from .memory import Allocation, Buffer, Storage, row_major
-from .dtypes_rounding import from_store, to_store
 from .tile import Tensor, as_tensor
 from .tile_typing import KernelTypeError
 
@@ -70,7 +70,9 @@ class reuse_group:
 
 
 def _tree_size(node, group, align, least=False):
-    """(bytes, buffer count) of a subtree, one element of which covers `group` buffers; least: see Allocation."""
+    """(bytes, buffer count) of a subtree, one element of which covers `group` buffers;
+    least: see Allocation.
+    """
     if isinstance(node, Buffer):
         unit = node.alloc.least if least else node.alloc.unit
         return -(-unit * group // align) * align, node.alloc.num // group
@@ -180,7 +182,8 @@ def local_load(src, token=None, layout=None, relaxed=False):
     machine = CTX.machine
     machine.maybe_preempt()
     machine.task_access(src, False)
-    machine.trace("local_load", src.label, mem=src.storage.kind, bytes=src.nbytes)
+    if machine.tracing:
+        machine.trace("local_load", src.label, mem=src.storage.kind, bytes=src.nbytes)
     CTX.count(src.storage.kind + "_ld", src.nbytes)
     return Tensor(from_store(src.dtype, src.array()), src.dtype)
 
@@ -194,7 +197,8 @@ def local_store(dst, src):
     if tuple(value.shape) != dst.shape:
         raise KernelTypeError(f"local_store of shape {list(value.shape)} into {dst.label} {list(dst.shape)}")
     machine.task_access(dst, True)
-    machine.trace("local_store", dst.label, mem=dst.storage.kind, bytes=dst.nbytes)
+    if machine.tracing:
+        machine.trace("local_store", dst.label, mem=dst.storage.kind, bytes=dst.nbytes)
     CTX.count(dst.storage.kind + "_st", dst.nbytes)
     dst.array()[...] = to_store(dst.dtype, value.d)
 

@@ -1,7 +1,7 @@
 """tlx: cluster launch control - a running cluster cancels the launch of a waiting one and takes its work.
 
-Modelled: the request is asynchronous, its 16-byte answer completes on the full barrier of every CTA of the cluster,
--1 when no cluster waits. The clusters that have not started are the queue.
+Modelled: the request is asynchronous, its 16-byte answer completes on the full barrier of every CTA of the
+cluster, -1 when no cluster waits. The clusters that have not started are the queue.
 """
 
 import types
@@ -12,8 +12,8 @@ from . import dtypes as D
 from .barriers import BarrierArray
 from .context import CTX
 from .errors import EmulationError
-from .tlx_barriers import barrier_arrive, barrier_expect_bytes, barrier_wait
 from .tile import Tensor
+from .tlx_barriers import barrier_arrive, barrier_expect_bytes, barrier_wait
 
 ANSWER_BYTES = 16
 

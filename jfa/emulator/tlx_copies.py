@@ -1,22 +1,22 @@
 """tlx: asynchronous copies - TMA loads, stores and reductions, bulk and cp.async copies, DSMEM.
 
-Every copy is issued now and executed when the scheduler completes it. A TMA store has two stages: it first reads its
-source in shared memory, then writes global memory. Not modelled: the 16-byte rules on addresses inside shared memory,
-cache hints (accepted, ignored), the split of a large box into several copies.
+Every copy is issued now and executed when the scheduler completes it. A TMA store has two stages: it first
+reads its source in shared memory, then writes global memory. Not modelled: the 16-byte rules on addresses
+inside shared memory, cache hints (accepted, ignored), the split of a large box into several copies.
 """
 
 import numpy as np
 
 from .barriers import barrier_on, one_barrier
 from .context import CTX
-from .memory import poison
-from .ordering import commit_copies, wait_copies, wait_stores
-from .tlx_barriers import holds
 from .descriptor import Descriptor
 from .dtypes_rounding import to_store
+from .memory import poison
+from .ordering import commit_copies, wait_copies, wait_stores
 from .tile import as_tensor
 from .tile_typing import KernelTypeError
 from .tl_memory import resolve
+from .tlx_barriers import holds
 
 
 def _core(shape):
@@ -118,7 +118,9 @@ def _store_stages(machine, kind, source, read, write, info):
 
 
 def async_descriptor_store_wait(pendings):
-    """cp.async.bulk.wait_group.read: at most `pendings` stores may still read shared memory (their writes may be due)."""
+    """cp.async.bulk.wait_group.read: at most `pendings` stores may still read shared memory (their writes may
+    be due).
+    """
     wait_stores(CTX.machine, int(pendings), read_only=True)
 
 
@@ -172,7 +174,9 @@ def async_load(
     bulk_size=None,
     barrier=None,
 ):
-    """cp.async of a pointer tile, or with bulk=True a one-dimensional bulk copy that completes bytes on `barrier`."""
+    """cp.async of a pointer tile, or with bulk=True a one-dimensional bulk copy that completes bytes on
+    `barrier`.
+    """
     machine = CTX.machine
     if bulk:
         return _bulk_load(machine, src, result, bulk_size, one_barrier(barrier))

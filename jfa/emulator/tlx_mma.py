@@ -1,9 +1,11 @@
-"""tlx: tensor-core operations - tcgen05 (tensor memory), wgmma (registers), scaled MMA, commits and tmem copies.
+"""tlx: tensor-core operations - tcgen05 (tensor memory), wgmma (registers), scaled MMA, commits and tmem
+copies.
 
-Operands are read and results written when the scheduler completes the operation; operations of one task complete in
-order. Accumulation is float32 (numpy); float32 operands are cut to tf32 unless "ieee" is asked for. Two-CTA MMAs
-concatenate both CTAs' halves of B; with 64 rows a CTA the accumulator has the split-lane layout (left half of N in
-lanes 0-63, right half in lanes 64-127). Not modelled: e2m1 operands, block layouts of scale factors in tensor memory.
+Operands are read and results written when the scheduler completes the operation; operations of one task
+complete in order. Accumulation is float32 (numpy); float32 operands are cut to tf32 unless "ieee" is asked
+for. Two-CTA MMAs concatenate both CTAs' halves of B; with 64 rows a CTA the accumulator has the split-lane
+layout (left half of N in lanes 0-63, right half in lanes 64-127). Not modelled: e2m1 operands, block layouts
+of scale factors in tensor memory.
 """
 
 import numpy as np
@@ -11,12 +13,12 @@ import numpy as np
 from . import dtypes as D
 from .barriers import barrier_on, one_barrier
 from .context import CTX
+from .dtypes_rounding import mma_operand
 from .errors import UnknownConstruct
 from .memory import Buffer
-from .tlx_barriers import holds
-from .dtypes_rounding import mma_operand
 from .tile import Tensor
 from .tile_typing import KernelTypeError
+from .tlx_barriers import holds
 
 FORMATS = {"e4m3": D.float8e4nv, "e5m2": D.float8e5}
 
@@ -46,7 +48,8 @@ class PendingTensor(Tensor):
             line = machine.line()
             machine.findings.add(
                 "register hazard",
-                f"{task.name} (line {line}) reads the result of the async_dot of line {op.line} before async_dot_wait",
+                f"{task.name} (line {line}) reads the result of the async_dot of line {op.line} before "
+                f"async_dot_wait",
                 task=task,
                 line=line,
                 key=("register hazard", line, op.line),
@@ -131,7 +134,9 @@ def _wgmma(machine, A, B, acc, use_acc, input_precision, out_dtype):
 
 
 def async_dot_wait(pendings, inp):
-    """wgmma.wait_group: at most `pendings` of the task's wgmmas may be in flight; returns the input's registers."""
+    """wgmma.wait_group: at most `pendings` of the task's wgmmas may be in flight; returns the input's
+    registers.
+    """
     machine = CTX.machine
     task = machine.cur
     n = len(task.dots) - int(pendings)

@@ -1,4 +1,7 @@
-"""The emulated namespace `triton.language.extra.tlx`; names that are not here come from the installed tlx's jit source."""
+"""The emulated namespace `triton.language.extra.tlx`.
+
+Names that are not here come from the installed tlx when they are jit functions there.
+"""
 
 # ruff: noqa: F401
 

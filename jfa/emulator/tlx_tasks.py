@@ -1,7 +1,7 @@
 """tlx: warp-specialized tasks, and what a task can ask about itself.
 
-Modelled: tasks run concurrently and are the unit of execution; replicas; values captured by value. Not modelled:
-divergence inside a warp, register counts (accepted, ignored), the layout of registers.
+Modelled: tasks run concurrently and are the unit of execution; replicas; values captured by value. Not
+modelled: divergence inside a warp, register counts (accepted, ignored), the layout of registers.
 """
 
 import numpy as np

@@ -3,14 +3,14 @@
 An event is a tuple (sequence, cta, task, op, what, line, info). Kinds of `op`:
   local_load, local_store        info: mem, bytes
   arrive, expect                 info: count or bytes, phase; the sequence number identifies the arrival
-  wait_begin, wait               info: parity; wait also has key = (cta, barrier, phase), the phase it waited for
-  issue                          info: id, kind, and bytes, flop, shape, dtype as they apply
-  wait_ops                       info: ids of the operations waited for
-  done:<kind>                    an operation has completed; info: id
-  phase_done                     a barrier phase is complete; info: key, src = contributors, each ("t", sequence of an
+  wait_begin, wait               info: parity; wait also has key = (cta, barrier, phase), the phase it waited
+  for issue                          info: id, kind, and bytes, flop, shape, dtype as they apply wait_ops
+  info: ids of the operations waited for done:<kind>                    an operation has completed; info: id
+  phase_done                     a barrier phase is complete; info: key, src = contributors, each ("t",
+  sequence of an
                                  arrive event) or ("o", id of an operation)
-Every task event carries `work`: elements, bytes and FLOP by kind since the task's last event. Sequence numbers order
-the functional run; they are not time.
+Every task event carries `work`: elements, bytes and FLOP by kind since the task's last event. Sequence
+numbers order the functional run; they are not time.
 """
 
 import json
