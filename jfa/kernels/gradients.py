@@ -32,7 +32,7 @@ class Rows:
     count: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "query_len", "total_kv", "count", "padded", "heads", "kv_columns"])
 def prepare_kernel(
     out,
     dout,
@@ -96,7 +96,7 @@ def prepare_kernel(
             tl.store(dv + column, zeros, mask=column < total_kv.to(tl.int64) * kv_columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["terms", "stride", "size"])
 def finish_kernel(sums, dq, terms, stride, size, scale, BLOCK: tl.constexpr):
     """dq = scale * (sum of ``terms`` float32 arrays, always in the same order), in the dtype of dq."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -255,7 +255,7 @@ def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
     tlx.async_descriptor_store_wait(0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_len", "padded_len", "stat_rows", "first_row", "heads"])
 def kernel(
     q,
     k,

@@ -92,10 +92,10 @@ def load(
                 row = tile.row + half * ROWS
                 q.fill(q_item + half, desc_q, tile.q_end, tile.q_len, row, tile.head * HEAD_DIM)
             q_item += 2
-        last, count = work.blocks(tile)
+        walk = work.walk(tile)
         column = tile.head // work.GROUP * HEAD_DIM
-        for j in range(count):
-            row = (last - j) * work.BLOCK_N
+        for j in range(walk.count):
+            row = walk.block(j) * work.BLOCK_N
             kv.fill(item, desc_k, tile.kv_end, tile.kv_len, row, column)
             kv.fill(item + 1, desc_v, tile.kv_end, tile.kv_len, row, column)
             item += 2
@@ -132,13 +132,13 @@ def consume(
     if group.ME == 1:
         group.pass_turn()
     while t < deal.items:
-        t = HEAR(deal, k + 1)
-        ahead = work.fetch(t, deal.items)
         slot = group.q.await_full(q_item + group.ME)  # loader -> us: Q has arrived
         state, item = ATTEND(group, work, tile, group.q.tiles[slot], item, scale)
-        done = (t >= deal.items) | FRESH(work, ahead, tile)
-        FINISH(group, work, tile, state, q_item + group.ME, done, desc_o, lse)
-        if done:
+        t = HEAR(deal, k + 1)
+        ahead = work.fetch(t, deal.items)  # its latency passes under the epilogue
+        FINISH(group, work, tile, state, slot, desc_o, lse)
+        if (t >= deal.items) | FRESH(work, ahead, tile):
+            group.q.release(q_item + group.ME)  # us -> loader: room for the next Q
             q_item += 2
         tile = ahead
         k += 1
@@ -221,35 +221,25 @@ def complete(group, state, item):
 @triton.jit
 def attend_masked(group, work, tile, q, item, scale):
     """Every block is masked, whether or not it needs it."""
-    last, count = work.blocks(tile)
-    state = begin(group, work, tile, q, item, last, scale)
-    item += 2
-    for j in range(1, count):
-        state = advance(group, state, work, tile, q, item, last - j, scale, True)
-        item += 2
+    walk = work.walk(tile)
+    state = begin(group, work, tile, q, item, walk.block(0), scale)
+    for j in range(1, walk.count):
+        state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, True)
+    item += 2 * walk.count
     return complete(group, state, item), item
 
 
 @triton.jit
 def attend_peeled(group, work, tile, q, item, scale):
-    """Masked blocks at the edges, unmasked bulk between: without a window only the first block has a mask."""
-    last, count = work.blocks(tile)
-    first_bulk, end_bulk = work.unmasked(tile, tile.row + group.ME * ROWS, ROWS)
-    bulk = tl.minimum(tl.maximum(last + 1 - end_bulk, 1), count)
-    edge = tl.minimum(tl.maximum(last + 1 - first_bulk, bulk), count)
-    state = begin(group, work, tile, q, item, last, scale)
-    item += 2
-    if work.RIGHT:
-        for j in range(1, bulk):
-            state = advance(group, state, work, tile, q, item, last - j, scale, True)
-            item += 2
-    for j in range(bulk, edge):
-        state = advance(group, state, work, tile, q, item, last - j, scale, False)
-        item += 2
-    if work.LEFT:
-        for j in range(edge, count):
-            state = advance(group, state, work, tile, q, item, last - j, scale, True)
-            item += 2
+    """Masked blocks of the edges first, then the bulk without masks; with no window one block is masked."""
+    walk = work.walk(tile)
+    state = begin(group, work, tile, q, item, walk.block(0), scale)
+    if work.LEFT or work.RIGHT:
+        for j in range(1, walk.masked):
+            state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, True)
+    for j in range(walk.masked, walk.count):
+        state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, False)
+    item += 2 * walk.count
     return complete(group, state, item), item
 
 
@@ -274,20 +264,16 @@ def store(group, work, tile, source, desc_o):
 
 
 @triton.jit
-def finish_through_queries(group, work, tile, state, q_item, done, desc_o, lse):
+def finish_through_queries(group, work, tile, state, slot, desc_o, lse):
     """O leaves through the tile of Q, which is dead now; the next tile starts when the store has read it."""
-    source = group.q.tiles[q_item % group.q.depth]
-    tlx.local_store(source, normalize(group, work, tile, state, lse))
-    store(group, work, tile, source, desc_o)
+    tlx.local_store(group.q.tiles[slot], normalize(group, work, tile, state, lse))
+    store(group, work, tile, group.q.tiles[slot], desc_o)
     tlx.async_descriptor_store_wait(0)  # TMA unit -> us: the tile was read
-    group.q.release(q_item)  # us -> loader: room for the next Q
 
 
 @triton.jit
-def finish_staged(group, work, tile, state, q_item, done, desc_o, lse):
+def finish_staged(group, work, tile, state, slot, desc_o, lse):
     """O leaves through a tile of its own: Q may stay, and the store drains during the next main loop."""
-    if done:
-        group.q.release(q_item)  # us -> loader: room for the next Q
     result = normalize(group, work, tile, state, lse)
     tlx.async_descriptor_store_wait(0)  # TMA unit -> us: the O before was read, long ago
     tlx.local_store(group.staging[group.ME], result)
