@@ -1,0 +1,230 @@
+"""Pictures of a machine at work: SMs over time, the timeline of a pipeline, and who owns which memory."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Patch, Rectangle
+
+from jfa.lab.style import FAINT, INK, KINDS, caption, color_of, finish, spread_apart, styled, text_color
+
+
+def occupancy(events, lanes=None, bins=200, end=None):
+    """Share of every time bin in which a lane is busy, as an array (lanes, bins) from 0 to 1.
+
+    ``events`` are dicts with lane, start and end, in one unit of time; ``lanes`` names the rows (default: as
+    they sort), ``end`` is the last moment (default: the latest end). Events of a lane must not overlap.
+    """
+    events = list(events)
+    lanes = sorted({event["lane"] for event in events}) if lanes is None else list(lanes)
+    end = max((event["end"] for event in events), default=0) if end is None else end
+    row = {lane: i for i, lane in enumerate(lanes)}
+    edges = np.linspace(0, end or 1, bins + 1)
+    busy = np.zeros((len(lanes), bins))
+    for event in events:
+        shared = np.minimum(edges[1:], event["end"]) - np.maximum(edges[:-1], event["start"])
+        busy[row[event["lane"]]] += np.maximum(shared, 0)
+    return busy / (edges[1] - edges[0])
+
+
+def heatmap(panels, title, *, unit="clk", end=None, ylabel="SM", note="", bins=240):
+    """SM by time, dark where it works; one panel a schedule, all on one time axis.
+
+    ``panels`` maps a name to events (dicts with lane, start, end in ``unit``). Each panel says when its last
+    SM ends and how much of the machine was busy until then.
+    """
+    last = end or max((event["end"] for events in panels.values() for event in events), default=1)
+    shades = LinearSegmentedColormap.from_list("busy", ["#f4f4f4", KINDS["load"]])
+    with styled():
+        size = (7.2, 1.15 * len(panels) + 1.0)
+        figure, axes = plt.subplots(len(panels), 1, figsize=size, sharex=True, squeeze=False)
+        for ax, (name, events) in zip(axes[:, 0], panels.items()):
+            share = occupancy(events, bins=bins, end=last)
+            done = max((event["end"] for event in events), default=0)
+            worked = sum(event["end"] - event["start"] for event in events)
+            busy = worked / (done * share.shape[0]) if done else 0.0
+            area = (0, last, share.shape[0], 0)
+            ax.imshow(share, cmap=shades, vmin=0, vmax=1, aspect="auto", extent=area, interpolation="nearest")
+            ax.axvline(done, color=KINDS["mma"], linewidth=1.5)
+            ax.set_title(
+                f"{name}: {done:,.0f} {unit}, {busy:.0%} busy".replace("%", " %"), loc="left", fontsize=10
+            )
+            ax.set_ylabel(ylabel)
+            ax.set_yticks([0, share.shape[0]])
+        axes[-1, 0].set(xlabel=f"time, {unit}", xlim=(0, 1.01 * last))
+        return finish(figure, title, note if isinstance(note, str) else caption(note))
+
+
+def timeline(events, title, *, lanes=None, unit="clk", note="", start=None, end=None):
+    """Boxes of operations over time, one lane a task: what overlaps and what waits.
+
+    ``events`` are dicts with lane, start, end, and optionally label (written where it fits) and kind (a key
+    of ``KINDS``, which colours it). ``lanes`` orders the lanes from the top (default: as they first appear);
+    ``start`` and ``end`` cut the time axis.
+    """
+    events = [dict(event) for event in events]
+    lanes = list(dict.fromkeys(event["lane"] for event in events)) if lanes is None else list(lanes)
+    start = min((event["start"] for event in events), default=0) if start is None else start
+    end = max((event["end"] for event in events), default=1) if end is None else end
+    with styled():
+        figure, ax = plt.subplots(figsize=(9, 0.44 * len(lanes) + 1.55))
+        boxes = []
+        for event in events:
+            if event["lane"] not in lanes or event["end"] <= start or event["start"] >= end:
+                continue
+            kind = event.get("kind", "other")
+            left, right = max(event["start"], start), min(event["end"], end)
+            y = lanes.index(event["lane"])
+            fill = color_of(kind) if kind in KINDS else KINDS["other"]
+            ax.add_patch(
+                Rectangle(
+                    (left, y - 0.38), right - left, 0.76, facecolor=fill, edgecolor="white", linewidth=0.7
+                )
+            )
+            boxes.append((left, right, y, str(event.get("label", "")), fill))
+        ax.set(xlim=(start, end), ylim=(len(lanes) - 0.45, -0.55), xlabel=f"time, {unit}")
+        ax.set_yticks(range(len(lanes)), [str(lane) for lane in lanes])
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+        ax.grid(axis="x")
+        used = [kind for kind in KINDS if any(event.get("kind", "other") == kind for event in events)]
+        keys = [Patch(facecolor=KINDS[kind], label=kind) for kind in used]
+        _key_above(figure, ax, keys)
+        finish(figure, title, note if isinstance(note, str) else caption(note))
+        for left, right, y, label, fill in boxes:
+            _write_if_it_fits(figure, ax, label, left, right, y, text_color(fill))
+        return figure
+
+
+def _key_above(figure, ax, keys):
+    """The colours' key in one line above the axes, where no box can hide it."""
+    if keys:
+        ax.legend(
+            handles=keys,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            ncols=len(keys),
+            frameon=False,
+            fontsize=9,
+            handlelength=1.0,
+            columnspacing=1.2,
+            borderaxespad=0.1,
+        )
+
+
+def _write_if_it_fits(figure, ax, label, left, right, y, color, size=9.0, height=0.76):
+    """Write a label into a box, smaller if need be, and leave it out where it would not be readable."""
+    if not label:
+        return False
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    pixels = ax.transData.transform([(left, y), (right, y + height)])
+    room, tall = pixels[1, 0] - pixels[0, 0] - 4, abs(pixels[1, 1] - pixels[0, 1])
+    text = ax.text((left + right) / 2, y, label, ha="center", va="center", fontsize=size, color=color)
+    while size >= 6.5:
+        text.set_fontsize(size)
+        box = text.get_window_extent(renderer)
+        if box.width <= room and box.height <= tall:
+            return True
+        size -= 0.5
+    text.remove()
+    return False
+
+
+def memory_map(memories, title, *, note=""):
+    """Who owns which part of the memories of an SM: boxes along the address axis, aliases above each other.
+
+    ``memories`` maps a name ("shared memory, KiB") to a dict with ``size`` (in the unit of the name) and
+    ``regions``: dicts with name, start, size, and optionally kind (a key of ``KINDS``) and when (a note on
+    its lifetime). Regions that overlap in address are aliases and go to different rows. What nobody owns
+    stays grey. Names too long for their box are written below it with a line.
+    """
+    laid_out = {name: _rows_of(memory["regions"]) for name, memory in memories.items()}
+    strips = [
+        0.5 if any(_too_long(region, memory) for region in memory["regions"]) else 0.0
+        for memory in memories.values()
+    ]
+    tall = [0.12 + strip + 0.55 * len(rows) for strip, rows in zip(strips, laid_out.values())]
+    with styled():
+        size = (9, 1.0 + sum(tall) + 0.62 * len(tall))
+        figure, axes = plt.subplots(len(memories), 1, figsize=size, squeeze=False, height_ratios=tall)
+        pending = []
+        for ax, strip, (name, memory) in zip(axes[:, 0], strips, memories.items()):
+            rows = laid_out[name]
+            ax.add_patch(Rectangle((0, -0.42), memory["size"], len(rows) - 0.16, facecolor=KINDS["free"]))
+            for y, regions in enumerate(rows):
+                for region in regions:
+                    fill = color_of(region.get("kind", "other"))
+                    left, right = region["start"], region["start"] + region["size"]
+                    ax.add_patch(
+                        Rectangle((left, y - 0.42), right - left, 0.84, facecolor=fill, edgecolor="white")
+                    )
+                    when = f"\n{region['when']}" if region.get("when") else ""
+                    pending.append((ax, region["name"], when, left, right, y, fill))
+            used = _covered(memory["regions"])
+            ax.set(xlim=(0, memory["size"]), ylim=(len(rows) - 0.45 + strip / 0.62, -0.5))
+            ax.set_title(f"{name}: {used:g} of {memory['size']:g} in use", loc="left", fontsize=10)
+            ax.set_yticks([])
+            ax.spines["left"].set_visible(False)
+        used = {r.get("kind", "other") for memory in memories.values() for r in memory["regions"]}
+        keys = [Patch(facecolor=KINDS[kind], label=kind) for kind in KINDS if kind in used]
+        figure.legend(
+            handles=keys, loc="upper left", bbox_to_anchor=(0.005, 1 - 0.36 / size[1]), ncols=len(keys) or 1,
+            frameon=False, fontsize=9, handlelength=1.0, columnspacing=1.2, borderaxespad=0,
+        )  # fmt: skip
+        finish(figure, title, note if isinstance(note, str) else caption(note), top=0.30)
+        crowded = {}
+        for ax, label, when, left, right, y, fill in pending:
+            ink = text_color(fill)
+            if _write_if_it_fits(figure, ax, label + when, left, right, y, ink, 8.5, 0.84):
+                continue
+            if not _write_if_it_fits(figure, ax, label, left, right, y, ink, 8.5, 0.84):
+                crowded.setdefault(ax, []).append(((left + right) / 2, y, label))
+        for ax, labels in crowded.items():
+            _write_below(figure, ax, labels)
+        return figure
+
+
+def _too_long(region, memory):
+    """Whether a region's name will not fit its box at a readable size (estimated before drawing)."""
+    return 0.062 * len(region["name"]) + 0.08 > 8.4 * region["size"] / memory["size"]
+
+
+def _rows_of(regions):
+    """Regions in rows of which none overlaps in address; the first row holds those named first."""
+    rows = []
+    for region in regions:
+        left, right = region["start"], region["start"] + region["size"]
+        for row in rows:
+            if all(right <= other["start"] or left >= other["start"] + other["size"] for other in row):
+                row.append(region)
+                break
+        else:
+            rows.append([region])
+    return rows
+
+
+def _covered(regions):
+    """Length of the union of regions."""
+    total, reached = 0, 0
+    for left, right in sorted((region["start"], region["start"] + region["size"]) for region in regions):
+        total += max(0, right - max(left, reached))
+        reached = max(reached, right)
+    return total
+
+
+def _write_below(figure, ax, labels):
+    """Names of small boxes in the strip under the map, apart from each other, each with a line to its box."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    floor = ax.get_ylim()[0]
+    left, right = ax.get_xlim()
+    to_data = (right - left) / ax.get_window_extent(renderer).width
+    widths = []
+    for _, _, label in labels:
+        text = ax.text(0, 0, label, fontsize=8)
+        widths.append(text.get_window_extent(renderer).width * to_data)
+        text.remove()
+    gap = max(widths) + 14 * to_data
+    places = spread_apart([x for x, _, _ in labels], gap, left + gap / 2, right - gap / 2)
+    for (x, y, label), place in zip(labels, places):
+        ax.plot([x, place], [y + 0.3, floor - 0.3], color=FAINT, linewidth=0.7)
+        ax.text(place, floor - 0.28, label, fontsize=8, color=INK, ha="center", va="top", clip_on=False)
