@@ -1,4 +1,4 @@
-"""Inline PTX: arithmetic against numpy, ordering instructions reach the machine, unknown ones are findings."""
+"""Inline PTX: arithmetic against numpy, memory order reaches the machine, the unknown is a finding."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,8 @@ def test_packs_of_narrow_floats():
 
 def test_power_of_two_scales():
     x = np.array([1.0, 1.5, 2.0, 0.75, 2.0**-127, 0.0], np.float32)
-    asm = "{ .reg .b16 p; cvt.rp.satfinite.ue8m0x2.f32 p, 0f00000000, $1; cvt.u32.u16 $0, p; and.b32 $0, $0, 0xFF; }"
+    asm = "{ .reg .b16 p; cvt.rp.satfinite.ue8m0x2.f32 p, 0f00000000, $1; cvt.u32.u16 $0, p; "
+    asm += "and.b32 $0, $0, 0xFF; }"
     assert run(asm, "=r,f", x, out=np.uint32).tolist() == [127, 128, 128, 127, 0, 0]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from . import dtypes as D
 from . import dtypes_rounding as R
 from .context import CTX
+from .errors import EmulationError
 from .tile import Tensor, as_tensor
 from .tile_typing import KernelTypeError
 
@@ -19,7 +20,7 @@ REDUCIBLE["max"] = REDUCIBLE["min"]
 REDUCIBLE.update(dict.fromkeys(("and", "or", "xor"), "uint32 int32 uint64 int64"))
 
 
-class OutOfBounds(IndexError):
+class OutOfBounds(EmulationError, IndexError):
     """An access to global memory outside of the tensor that owns it."""
 
 

@@ -8,12 +8,13 @@ follow C.
 import numpy as np
 
 from . import dtypes as D
+from .errors import EmulationError
 
 FLOAT32_MIN = 2.0**-126
 FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
-class KernelTypeError(TypeError):
+class KernelTypeError(EmulationError, TypeError):
     """A kernel does what the front end of the GPU compiler rejects."""
 
 

@@ -8,13 +8,17 @@ from .context import CTX
 from .tile import Tensor, as_tensor
 
 
+def _bits(block):
+    return R.to_store(block.dtype, np.ascontiguousarray(block.d)).reshape(block.shape)
+
+
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
     blocks = [as_tensor(a) for a in args]
     shape = np.broadcast_shapes(*[b.shape for b in blocks]) if blocks else ()
     count = int(np.prod(shape)) if shape else 1
     if count > 1:
         CTX.count("asm", count)
-    inputs = [np.broadcast_to(R.to_store(b.dtype, np.ascontiguousarray(b.d)).reshape(b.d.shape), shape) for b in blocks]
+    inputs = [np.broadcast_to(_bits(b), shape) for b in blocks]
     many = isinstance(dtype, (tuple, list))
     dtypes = list(dtype) if many else [dtype]
     outputs = ptx.run(asm, constraints, inputs, [d.store for d in dtypes], shape, int(pack))

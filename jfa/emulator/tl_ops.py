@@ -85,3 +85,12 @@ math = types.SimpleNamespace(**{name: getattr(_math, name) for name in _math.NAM
 math.clamp, math.max, math.min, math.sigmoid = clamp, maximum, minimum, sigmoid  # noqa: F405
 random = types.SimpleNamespace(rand=rand, randn=randn, randint=randint, philox=philox, randint4x=randint4x)
 extra = types.SimpleNamespace(libdevice=libdevice, cuda=types.SimpleNamespace(libdevice=libdevice))
+
+# What kernels call as methods of a tile; views and conversions are methods of Tensor itself.
+MEMBERS = """
+abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min
+atomic_or atomic_xchg atomic_xor cdiv ceil cos cumprod cumsum erf exp exp2 flip floor gather histogram
+log log2 max min ravel reduce reduce_or rsqrt sigmoid sin softmax sort sqrt sqrt_rn store sum xor_sum
+""".split()
+for _name in MEMBERS:
+    setattr(Tensor, _name, globals()[_name])
