@@ -52,6 +52,12 @@ class MBarrier(Waitable):
     def passed(self, parity):
         return (self.phase & 1) != parity
 
+    def reached(self, task, wait):
+        """The condition of a blocked task; two phases later its parity is the same again and it may miss both."""
+        if self.phase - wait.phase >= 2:
+            self.report_overrun(task, wait)
+        return self.passed(wait.parity)
+
     def arrive(self, n, clock, site, source=None):
         """n arrivals; `clock` is what they release."""
         self.sources.append(source)
@@ -85,9 +91,6 @@ class MBarrier(Waitable):
             key = (self.array.cta.pid, self.label, self.phase - 1)
             self.machine.tracer.phase_done(self.label, key, self.sources)
         self.sources = []
-        for task in self.waiters:
-            if self.phase - task.wait.phase >= 2:
-                self.report_overrun(task)
         self.wake()
 
     def report_over_arrival(self, n, site):
@@ -103,16 +106,16 @@ class MBarrier(Waitable):
             key=("over-arrival", self.array.name, site.line),
         )
 
-    def report_overrun(self, task):
+    def report_overrun(self, task, wait):
         self.machine.findings.add(
             "phase overrun",
-            f"{task.name} (line {task.line}) waits for phase {task.wait.phase} of {self.label}, but "
+            f"{task.name} (line {task.line}) waits for phase {wait.phase} of {self.label}, but "
             f"phase {self.phase - 1} "
             f"is complete already: its parity wait can hang on hardware",
             task=task,
             line=task.line,
             buffer=self.label,
-            phase=task.wait.phase,
+            phase=wait.phase,
             key=("phase overrun", self.array.name, task.line),
         )
 

@@ -20,7 +20,7 @@ from .tile_typing import KernelTypeError
 POLICIES = ("random", "eager", "lazy")
 ARCHITECTURES = {None: None, "sm_90": "sm_90", "sm90": "sm_90", "sm_100": "sm_100", "sm100": "sm_100"}
 UNKNOWN = (
-    re.compile(r"module 'jfa\.emulator\.(\w+)' has no attribute '(\w+)'"),
+    re.compile(r"module '(?:jfa\.emulator\.)?(\w+)' has no attribute '(\w+)'"),
     re.compile(r"'(Tensor|Buffer|Descriptor|\w*Type)' object has no attribute '(\w+)'"),
     re.compile(r"type object '(\w+)' has no attribute '(\w+)'"),
     re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'"),

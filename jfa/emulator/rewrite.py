@@ -44,7 +44,8 @@ def _call(name, *args):
 class Rewriter(ast.NodeTransformer):
     """Rewrites one function; see the module docstring."""
 
-    def __init__(self):
+    def __init__(self, first_line=1):
+        self.first_line = first_line
         self.tasks = 0
         self.outer = set()
 
@@ -123,7 +124,8 @@ class Rewriter(ast.NodeTransformer):
         head = [ast.parse(f"if {n!r} in __captured: {n} = __captured[{n!r}]").body[0] for n in captured]
         function = ast.parse(f"def {name}(__replica, __captured=dict(locals())): pass").body[0]
         function.body = head + (body or [ast.Pass()])
-        add = ast.parse(f"__tasks.add(0, {name}, {node.lineno})").body[0]
+        line = node.lineno + self.first_line - 1
+        add = ast.parse(f"__tasks.add(0, {name}, {line})").body[0]
         add.value.args[0] = node.items[0].context_expr
         for new in head + [function, add]:
             ast.copy_location(new, node)
@@ -132,7 +134,7 @@ class Rewriter(ast.NodeTransformer):
 
 def rewrite(source, first_line):
     """The rewritten syntax tree of a function's source, whose first line is `first_line` of its file."""
-    tree = Rewriter().visit(ast.parse(source))
+    tree = Rewriter(first_line).visit(ast.parse(source))
     ast.fix_missing_locations(tree)
     ast.increment_lineno(tree, first_line - 1)
     return tree

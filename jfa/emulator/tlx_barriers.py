@@ -64,7 +64,8 @@ def barrier_wait(bar, phase, pred=None):
     if not bar.passed(parity):
         if machine.tracing:
             machine.trace("wait_begin", bar.label, parity=parity)
-        machine.block_on(lambda: bar.passed(parity), bar, Wait(bar, parity=parity, phase=bar.phase))
+        wait = Wait(bar, parity=parity, phase=bar.phase)
+        machine.block_on(lambda: bar.reached(task, wait), bar, wait)
     counts = machine.waits[machine.line()]
     counts[0] += 1
     if not task.clock.covers(bar.done_clock):
