@@ -306,6 +306,31 @@ def test_cache_goes_by_content(monkeypatch, tmp_path):
     assert len(runs) == 4
 
 
+@triton.jit
+def helped(x):
+    return helper(x)
+
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+
+@needs("ptxas", "nvdisasm")
+def test_a_helper_that_is_defined_anew_takes_effect(monkeypatch, tmp_path):
+    monkeypatch.setenv("JFA_CACHE", str(tmp_path))
+    constants = {"ROLE": helped, "BLOCK": 256}
+    before = compile_report(scale_kernel, SCALE[0], constants, "sm_90")
+
+    @triton.jit
+    def helper(x):
+        return tl.exp2(x)
+
+    monkeypatch.setitem(helped.fn.__globals__, "helper", helper)
+    after = compile_report(scale_kernel, SCALE[0], constants, "sm_90")
+    assert after.opcodes["MUFU_EX2"] > 0 == before.opcodes["MUFU_EX2"]
+
+
 @needs("ptxas")
 def test_process_is_left_as_it_was(monkeypatch, tmp_path):
     monkeypatch.setenv("JFA_CACHE", str(tmp_path))

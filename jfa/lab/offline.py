@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from jfa.lab import launches, toolchain
+from jfa.lab import source as code
 from jfa.lab.toolchain import ToolMissing
 
 STAGES = ("ttir", "ttgir", "llir", "ptx")
@@ -85,6 +86,10 @@ def _key(source, target, options):
         for name, value in os.environ.items()
         if re.match("TRITON_|PTXAS_|DISABLE_|LLVM_", name) and not re.search("CACHE|HOME|DUMP_DIR", name)
     }
+    helpers = code.reachable(source.fn)  # Triton's own key remembers what their names meant at first
+    for value in source.constants.values():
+        if hasattr(value, "raw_src") or hasattr(value, "hash_attrs"):
+            code.reachable(value, helpers)
     parts = (
         triton.__version__,
         target,
@@ -93,6 +98,7 @@ def _key(source, target, options):
         sorted(source.signature.items()),
         sorted((path, _content(value)) for path, value in source.constants.items()),
         sorted(source.attrs.items()),
+        sorted((name, code.source(helper)) for name, helper in helpers.items()),
         tools,
         sorted(settings.items()),
         *(Path(module.__file__).read_text() for module in (toolchain, launches)),

@@ -152,8 +152,12 @@ def _parts(value, path=""):
     return found
 
 
-def _called(fn, found):
-    """Collect jit functions and aggregates that ``fn`` reaches by global name, keyed by full name."""
+def reachable(fn, found=None):
+    """Jit functions and aggregates that ``fn`` calls by global name, and that those call, by full name.
+
+    Triton's own are left out. Names mean what they mean now, also where a notebook cell defined them anew.
+    """
+    found = {} if found is None else found
     members = fn.hash_attrs if hasattr(fn, "hash_attrs") else [fn]
     for member in members:
         plain = getattr(member, "fn", member)
@@ -171,7 +175,8 @@ def _called(fn, found):
             key = f"{value.__module__}.{value.__qualname__}"
             if key not in found:
                 found[key] = value
-                _called(value, found)
+                reachable(value, found)
+    return found
 
 
 def _code_of(step):
@@ -179,7 +184,7 @@ def _code_of(step):
     roles = {path: value for path, value in _parts(step).items() if _is_code(value)}
     helpers = {}
     for role in roles.values():
-        _called(role, helpers)
+        reachable(role, helpers)
     own = {id(role) for role in roles.values()}
     return roles, {name: helper for name, helper in helpers.items() if id(helper) not in own}
 
