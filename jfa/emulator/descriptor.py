@@ -204,7 +204,7 @@ class Descriptor:
     def _nbytes(self):
         return int(np.prod(self.block_shape)) * self.dtype.itemsize
 
-    def load(self, offsets, cache_modifier="", eviction_policy="", latency=None):
+    def load(self, offsets, latency=None):
         CTX.trace("tma_load_sync", self.name, bytes=self._nbytes)
         self._hook("R", offsets)
         return Tensor(R.from_store(self.dtype, self.read(offsets)), self.dtype)

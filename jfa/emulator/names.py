@@ -109,7 +109,8 @@ def real_tlx(name):
     except (ImportError, AttributeError):
         raise UnknownConstruct(f"tlx.{name}") from None
     mapped = map_value(value)
-    if isinstance(mapped, (Kernel, int, str, D.DType)) or isinstance(value, types.ModuleType):
+    from_source = isinstance(mapped, Kernel) and type(value).__name__ in JIT_TYPES
+    if from_source or isinstance(mapped, (int, str, D.DType)) or isinstance(value, types.ModuleType):
         return mapped
     raise UnknownConstruct(f"tlx.{name}")
 

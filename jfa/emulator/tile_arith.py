@@ -298,8 +298,8 @@ def install(cls):
     cls.__neg__ = negate
     cls.__pos__ = lambda s: s
     cls.__invert__ = invert
-    cls.logical_and = lambda s, o: logical(s, o, operator.and_)
-    cls.logical_or = lambda s, o: logical(s, o, operator.or_)
+    cls.logical_and = lambda self, other: logical(self, other, operator.and_)
+    cls.logical_or = lambda self, other: logical(self, other, operator.or_)
     cls.__hash__ = object.__hash__
 
 

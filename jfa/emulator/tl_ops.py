@@ -94,3 +94,7 @@ log log2 max min ravel reduce reduce_or rsqrt sigmoid sin softmax sort sqrt sqrt
 """.split()
 for _name in MEMBERS:
     setattr(Tensor, _name, globals()[_name])
+
+
+def __getattr__(name):
+    raise AttributeError(f"module 'jfa.emulator.tl' has no attribute {name!r}")

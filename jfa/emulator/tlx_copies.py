@@ -124,7 +124,7 @@ def async_descriptor_store_wait(pendings):
     wait_stores(CTX.machine, int(pendings), read_only=True)
 
 
-def async_descriptor_prefetch_tensor(memdesc, offsets, pred=None, eviction_policy=""):
+def async_descriptor_prefetch_tensor(desc, offsets, pred=None, eviction_policy=""):
     """A prefetch into L2 has no effect on what the kernel computes."""
 
 

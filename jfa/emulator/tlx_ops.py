@@ -84,8 +84,12 @@ __all__ = [name for name in dir() if not name.startswith("_")]
 
 
 def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
+    from .errors import UnknownConstruct
     from .names import real_tlx
 
-    return real_tlx(name)
+    if not name.startswith("__"):
+        try:
+            return real_tlx(name)
+        except UnknownConstruct:
+            pass  # hasattr(tlx, name) is False
+    raise AttributeError(f"module 'jfa.emulator.tlx' has no attribute {name!r}")

@@ -26,7 +26,7 @@ class async_task:
 class async_tasks:
     """Context manager; the rewritten source adds the tasks, leaving it runs them and joins them."""
 
-    def __init__(self, warp_specialize=True, exclusive=False, **options):
+    def __init__(self, *args, exclusive=False, no_ending_cluster_sync=False, **kwargs):
         self.items = []
 
     def __enter__(self):
@@ -98,7 +98,7 @@ def cluster_size_1d():
 class warp_pipeline_stage:
     """Accepted, no effect (AMD)."""
 
-    def __init__(self, *args, **options):
+    def __init__(self, label=None, priority=None):
         pass
 
     def __enter__(self):
