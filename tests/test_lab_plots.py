@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.colors import to_rgb  # noqa: E402
 
-from jfa.lab import plots, style  # noqa: E402
+from jfa.lab import pictures, plots, style  # noqa: E402
 
 PROVENANCE = {
     "gpu": "NVIDIA H200", "driver": "580.82", "cuda": "12.8", "torch": "2.11.0", "fbtriton": "3.7.4",
@@ -226,6 +226,31 @@ def test_timeline_cuts_and_orders_lanes():
     assert "a label far too long" not in [
         text.get_text() for text in plots.timeline(tasks(), "t").axes[0].texts
     ]
+
+
+def test_events_of_a_trace():
+    def span(name, category, pid, tid, start, duration):
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": pid,
+            "tid": tid,
+            "ts": start,
+            "dur": duration,
+        }
+
+    spans = [
+        span("wgmma S", "wgmma", "CTA 0", "wgmma", 30, 10),
+        span("tma_load K[0]", "tma_load", "CTA 0", "tma_load", 4, 6),
+        span("wait full[0]", "wait", "CTA 0", "consumer", 5, 7),
+        span("tma_load K[0]", "tma_load", "CTA 1", "tma_load", 1, 1),
+    ]
+    events = plots.events_of(spans)
+    assert events[0] == {"lane": "tma_load", "start": 4, "end": 10, "label": "K[0]", "kind": "load"}
+    assert [event["kind"] for event in events] == ["load", "wait", "mma"]
+    assert len(plots.events_of(spans, "CTA 1")) == 1 and plots.events_of([]) == []
+    assert set(pictures.KIND_OF.values()) <= set(plots.KINDS)
 
 
 def test_memory_map_puts_aliases_in_rows_and_counts_once():

@@ -8,6 +8,38 @@ from matplotlib.patches import Patch, Rectangle
 
 from jfa.lab.style import FAINT, INK, KINDS, caption, color_of, finish, spread_apart, styled, text_color
 
+# Operations of a trace by the beginning of their category, first match wins.
+KIND_OF = {
+    "wait": "wait",
+    "tma_load": "load",
+    "bulk_load": "load",
+    "cp_async": "load",
+    "dsmem": "load",
+    "tma_reduce": "reduce",
+    "tma_store": "store",
+    "wgmma": "mma",
+    "mma": "mma",
+    "clc": "schedule",
+}
+
+
+def events_of(spans, process=None):
+    """Events of one CTA for `timeline`, from spans in Chrome's trace form (the emulator's Perfetto).
+
+    ``process`` is the CTA's name there ("CTA (0, 0, 0)"; default: the first one). Lanes are its tasks and
+    engines. The unit of time is the trace's: the emulator's counts steps of the run, not clocks.
+    """
+    spans = [span for span in spans if span.get("ph") == "X"]
+    process = spans[0]["pid"] if process is None and spans else process
+    events = []
+    for span in spans:
+        if span["pid"] == process:
+            kind = next((kind for name, kind in KIND_OF.items() if span["cat"].startswith(name)), "other")
+            label = span["name"].removeprefix(f"{span['cat']} ")
+            start, end = span["ts"], span["ts"] + span["dur"]
+            events.append({"lane": span["tid"], "start": start, "end": end, "label": label, "kind": kind})
+    return sorted(events, key=lambda event: event["start"])
+
 
 def occupancy(events, lanes=None, bins=200, end=None):
     """Share of every time bin in which a lane is busy, as an array (lanes, bins) from 0 to 1.

@@ -7,7 +7,7 @@ finding as the title and its provenance as the caption.
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from jfa.lab.pictures import heatmap, memory_map, occupancy, timeline
+from jfa.lab.pictures import events_of, heatmap, memory_map, occupancy, timeline
 from jfa.lab.style import (
     FAINT,
     INK,
@@ -30,6 +30,7 @@ __all__ = [
     "STEPS",
     "caption",
     "color_of",
+    "events_of",
     "heatmap",
     "ladder_bars",
     "lines_over_lengths",
