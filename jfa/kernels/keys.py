@@ -45,7 +45,9 @@ class Keys:
     LEFT: tl.constexpr
     RIGHT: tl.constexpr
     BLOCK_M: tl.constexpr
-    BLOCK_N: tl.constexpr
+    BLOCK_N: tl.constexpr  # keys of a tile, which a pair of CTAs shares
+    KEYS: tl.constexpr  # keys of a CTA
+    mine: tl.tensor  # first of this CTA's keys in the tile
 
     @triton.jit
     def at(self, sequence, head, key, kv_row, kv_len):

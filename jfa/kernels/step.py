@@ -76,7 +76,8 @@ class BlackwellForward(Step):
 class HopperBackward(Step):
     """Roles of jfa.kernels.hopper.backward.kernel: a loader warp, two compute warp groups, a writer warp."""
 
-    load: Any = None  # TMA loads of K and V, then of Q, dO and their statistics
+    load: Any = None  # the loader's loop: K and V of every tile, then its rows
+    load_rows: Any = None  # TMA loads of one block of Q and dO with their statistics
     compute: Any = None  # the loop of a compute group over its tiles
     walk: Any = None  # one tile's walk over the blocks of query rows
     multiply: Any = None  # one block of query rows: dV, dK and a part of dQ

@@ -45,6 +45,7 @@ def load(
     TILE: tl.constexpr,
     DRAW: tl.constexpr,
     PUBLISH: tl.constexpr,
+    LOAD_ROWS: tl.constexpr,
 ):
     """Loader: K and V of every tile of every item, then Q and dO of each block of rows that sees them."""
     turn = 0  # blocks of query rows so far
@@ -60,7 +61,7 @@ def load(
             tile = TILE(keys, t, i)
             slot = buffers.k.claim(tiles)
             full = buffers.k.fulls[slot]
-            span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key)
+            span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
             column = tile.head * buffers.HEAD_DIM
             tlx.barrier_expect_bytes(full, buffers.k.bytes)
             tlx.async_descriptor_load(k, buffers.k.tiles[slot], [span, end, key, column], full)
@@ -68,7 +69,7 @@ def load(
             low, high = keys.query_blocks(tile)
             for head in range(tile.head * keys.GROUP, (tile.head + 1) * keys.GROUP):
                 for block in range(low, high):
-                    load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn)
+                    LOAD_ROWS(keys, buffers, tile, q, dout, statistics, head, block, turn)
                     turn += 1
             tiles += 1
         t = following
@@ -93,6 +94,55 @@ def load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn):
     tlx.barrier_expect_bytes(full, buffers.dout.bytes + STAT_BYTES)
     tlx.async_descriptor_load(dout, buffers.dout.tiles[slot], [span, end, first, column], full)
     tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+
+
+@triton.jit
+def load_rows_in_pair(keys, buffers, tile, q, dout, statistics, head, block, turn):
+    """As `load_rows`, but half of the rows, sent to both CTAs of the pair, which need the same Q and dO.
+
+    Each CTA's barrier counts both halves. The descriptors' boxes have half as many rows.
+    """
+    HALF: tl.constexpr = keys.BLOCK_M // 2
+    row = block * keys.BLOCK_M
+    column = head * buffers.HEAD_DIM
+    STAT_BYTES: tl.constexpr = 4 * keys.BLOCK_M
+    stat = head.to(tl.int64) * statistics.rows + tile.stat + row
+    slot = buffers.q.claim(turn)  # the groups of both CTAs are done with the slot in both
+    full = buffers.q.fulls[slot]
+    tlx.barrier_expect_bytes(full, buffers.q.bytes + STAT_BYTES)
+    send_half(
+        q, buffers.q.tiles[slot], tile.q_end, tile.q_len, row, column, full, keys, HALF, buffers.HEAD_DIM
+    )
+    tlx.async_load(statistics.log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
+    slot = buffers.dout.claim(turn)
+    full = buffers.dout.fulls[slot]
+    tlx.barrier_expect_bytes(full, buffers.dout.bytes + STAT_BYTES)
+    send_half(
+        dout,
+        buffers.dout.tiles[slot],
+        tile.dout_end,
+        tile.q_len,
+        row,
+        column,
+        full,
+        keys,
+        HALF,
+        buffers.HEAD_DIM,
+    )
+    tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+
+
+@triton.jit
+def send_half(desc, rows, end, length, row, column, full, keys, HALF: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """This CTA's half of the rows into the same place of both CTAs' shared memory."""
+    if keys.mine == 0:
+        span, last, first = ragged_row(end, length, row)
+        half = tlx.local_slice(rows, [0, 0], [HALF, HEAD_DIM])
+        tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
+    else:
+        span, last, first = ragged_row(end, length, row + HALF)
+        half = tlx.local_slice(rows, [HALF, 0], [HALF, HEAD_DIM])
+        tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
 
 
 @triton.jit
@@ -177,6 +227,7 @@ def kernel(
     scale_log2,
     scale,
     LOAD: tl.constexpr,
+    LOAD_ROWS: tl.constexpr,
     COMPUTE: tl.constexpr,
     WALK: tl.constexpr,
     MULTIPLY: tl.constexpr,
@@ -199,11 +250,17 @@ def kernel(
     HEAD_DIM: tl.constexpr,
     ROW_STAGES: tl.constexpr,
     DQ_STAGES: tl.constexpr,
+    PAIR: tl.constexpr,
     REGISTERS: tl.constexpr,
 ):
-    """Persistent: one CTA an SM, items as the deal hands them out."""
+    """Persistent: one CTA an SM (a pair of CTAs on two), items as the deal hands them out."""
+    KEYS: tl.constexpr = BLOCK_N // PAIR
     DTYPE: tl.constexpr = q.dtype
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
+    program = tl.program_id(0)
+    mine = program * 0
+    if PAIR > 1:
+        mine = tlx.cluster_cta_rank() * KEYS
     keys = Keys(
         records,
         counts,
@@ -221,32 +278,46 @@ def kernel(
         RIGHT,
         BLOCK_M,
         BLOCK_N,
+        KEYS,
+        mine,
     )
     tickets = tlx.local_alloc((1,), tl.int32, 2)
     ticket_full = tlx.alloc_barriers(2)
     ticket_empty = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
-    program = tl.program_id(0)
-    deal = Deal(program, tl.num_programs(0), ITEMS(keys), counter, tickets, ticket_full, ticket_empty, 1)
-    k_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
-    v_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+    deal = Deal(
+        program // PAIR,
+        tl.num_programs(0) // PAIR,
+        ITEMS(keys),
+        counter,
+        tickets,
+        ticket_full,
+        ticket_empty,
+        1,
+    )
+    k_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
+    v_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
     dk_tiles = k_tiles
     dv_tiles = v_tiles
     if HEAD_DIM == 64:  # half a K tile is half a swizzle atom wide, which a TMA store cannot read
-        dk_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
-        dv_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, 1)
+        dk_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
+        dv_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
     k_full = tlx.alloc_barriers(1)
     k_empty = tlx.alloc_warp_barrier(1, num_warps=8)
     q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
     q_full = tlx.alloc_barriers(ROW_STAGES)
-    q_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
+    if PAIR == 1:
+        q_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
+        dout_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
+    else:  # one arrival of each of the pair's four groups
+        q_empty = tlx.alloc_barriers(ROW_STAGES, arrive_count=2 * GROUPS)
+        dout_empty = tlx.alloc_barriers(ROW_STAGES, arrive_count=2 * GROUPS)
     dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
     dout_full = tlx.alloc_barriers(ROW_STAGES)
-    dout_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
     dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM // GROUPS), tl.float32, GROUPS * DQ_STAGES)
     dq_full = tlx.alloc_warp_barrier(GROUPS * DQ_STAGES, num_warps=4)
     dq_empty = tlx.alloc_barriers(GROUPS * DQ_STAGES)
     buffers = Buffers(
-        Ring(k_tiles, k_full, k_empty, 1, 2 * 2 * BLOCK_N * HEAD_DIM),
+        Ring(k_tiles, k_full, k_empty, 1, 2 * 2 * KEYS * HEAD_DIM),
         v_tiles,
         dk_tiles,
         dv_tiles,
@@ -254,9 +325,10 @@ def kernel(
         Ring(dout_tiles, dout_full, dout_empty, ROW_STAGES, ROW_BYTES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
-        tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1),
+        tlx.local_alloc((KEYS, BLOCK_M), DTYPE, 1),
         Ring(dq_tiles, dq_full, dq_empty, GROUPS * DQ_STAGES, 0),
         HEAD_DIM,
+        PAIR,
     )
     statistics = Statistics(log2_lse, delta, stat_rows)
     with tlx.async_tasks():
@@ -269,6 +341,6 @@ def kernel(
                 1, keys, deal, buffers, dk, dv, scale_log2, scale, COUNT, TILE, HEAR, WALK, MULTIPLY, STORE
             )
         with tlx.async_task(num_warps=1, registers=24):
-            LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, DRAW, PUBLISH)
+            LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, DRAW, PUBLISH, LOAD_ROWS)
         with tlx.async_task(num_warps=1, registers=24):
             REDUCE(keys, deal, buffers, dq, COUNT, TILE, HEAR, SETTLE)

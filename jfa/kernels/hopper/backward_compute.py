@@ -29,6 +29,17 @@ class Buffers:
     ds: tlx.buffered_tensor
     dq: Ring  # compute -> reduce: a part of dQ from either group a turn
     HEAD_DIM: tl.constexpr
+    PAIR: tl.constexpr  # CTAs that share Q and dO
+
+    @triton.jit
+    def release(self, ring, turn):
+        """This group is done with a tile of Q or dO; in a pair both loaders must know, since both fill it."""
+        slot = turn % ring.depth
+        if self.PAIR == 1:
+            tlx.barrier_arrive(ring.empties[slot])
+        else:
+            tlx.barrier_arrive(ring.empties[slot], 1, remote_cta_rank=0)
+            tlx.barrier_arrive(ring.empties[slot], 1, remote_cta_rank=1)
 
 
 @triton.jit
@@ -57,7 +68,7 @@ def scores(
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - log2_lse[None, :])
     if masked:
-        key = tile.key + mine + tl.arange(0, ROWS)
+        key = tile.key + keys.mine + mine + tl.arange(0, ROWS)
         row = block * keys.BLOCK_M + tl.arange(0, keys.BLOCK_M)
         p = tl.where(keys.seen(tile, key, row), p, 0.0)
     delta = tlx.local_load(buffers.delta[do_slot])
@@ -96,12 +107,12 @@ def multiply(group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, 
     dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
     share_scores(group, keys, buffers, ds)
     dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
+    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.KEYS, WIDTH])
     dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
     dv = tlx.async_dot_wait(2, dv)
-    buffers.dout.release(turn)  # the loader may replace dO
+    buffers.release(buffers.dout, turn)  # the loader may replace dO
     dk = tlx.async_dot_wait(1, dk)
-    buffers.q.release(turn)  # and Q
+    buffers.release(buffers.q, turn)  # and Q
     dq = tlx.async_dot_wait(0, dq)
     tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     put(group, buffers, turn, dq)
@@ -120,15 +131,15 @@ def multiply_dq_first(
     )
     dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
     share_scores(group, keys, buffers, ds)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.BLOCK_N, WIDTH])
+    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.KEYS, WIDTH])
     dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
     dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
     dv = tlx.async_dot_wait(2, dv)
-    buffers.dout.release(turn)  # the loader may replace dO
+    buffers.release(buffers.dout, turn)  # the loader may replace dO
     dq = tlx.async_dot_wait(1, dq)
     put(group, buffers, turn, dq)
     dk = tlx.async_dot_wait(0, dk)
-    buffers.q.release(turn)  # and Q
+    buffers.release(buffers.q, turn)  # and Q
     tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     return dk, dv
 
@@ -180,14 +191,14 @@ def walk_peeled(
 
 
 @triton.jit
-def store(group: tl.constexpr, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale):
+def store(group: tl.constexpr, keys, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale):
     """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile."""
     DTYPE: tl.constexpr = buffers.k.tiles.dtype
     HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
     mine: tl.constexpr = group * ROWS
     dk_rows = tlx.local_slice(buffers.dk[k_slot], [mine, 0], [ROWS, HEAD_DIM])
     dv_rows = tlx.local_slice(buffers.dv[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + mine)
+    span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine + mine)
     column = tile.head * HEAD_DIM
     tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)  # the other group's dQ has read this group's K rows
     tlx.local_store(dk_rows, (dk * scale).to(DTYPE))
@@ -233,7 +244,7 @@ def compute(
                 dk, dv, turn = WALK(
                     group, keys, tile, buffers, k_slot, low, high, turn, dk, dv, scale_log2, MULTIPLY
                 )
-            STORE(group, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale)
+            STORE(group, keys, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale)
             buffers.k.release(tiles)
             tiles += 1
         t = following

@@ -9,6 +9,7 @@ from jfa.kernels.gradients import finish_queries, prepare_rows
 from jfa.kernels.hopper import backward_stationary as stationary
 from jfa.kernels.hopper import launch
 from jfa.kernels.hopper.backward import kernel
+from jfa.kernels.hopper.backward_compute import ROWS
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
 from jfa.kernels.step import HopperStationary, Step
@@ -105,15 +106,17 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     rows = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, block_m)
     sums = torch.zeros((1, problem.total_q, problem.heads_q * dim), dtype=torch.float32, device=q.device)
+    pair = roles["PAIR"]
     items = schedule.kv_tiles.shape[0] * problem.heads_kv
-    kernel[(min(launch.multiprocessors(q.device), items),)](
-        ragged_descriptor(launch.packed_rows(q), block_m, dim),
-        ragged_descriptor(launch.packed_rows(k), block_n, dim),
-        ragged_descriptor(launch.packed_rows(v), block_n, dim),
-        ragged_descriptor(rows_of(dout), block_m, dim),
+    programs = min(launch.multiprocessors(q.device) // pair, items) * pair
+    kernel[(programs,)](
+        ragged_descriptor(launch.packed_rows(q), block_m // pair, dim),
+        ragged_descriptor(launch.packed_rows(k), block_n // pair, dim),
+        ragged_descriptor(launch.packed_rows(v), block_n // pair, dim),
+        ragged_descriptor(rows_of(dout), block_m // pair, dim),
         ragged_descriptor(sums[0], block_m, dim // 2),
-        ragged_descriptor(rows_of(dk), block_n // 2, dim),
-        ragged_descriptor(rows_of(dv), block_n // 2, dim),
+        ragged_descriptor(rows_of(dk), ROWS.value, dim),
+        ragged_descriptor(rows_of(dv), ROWS.value, dim),
         rows.log2_lse,
         rows.delta,
         schedule.kv_tiles,
@@ -136,10 +139,16 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
         RIGHT=problem.window_right >= 0,
         HEAD_DIM=dim,
         **roles,
+        **cluster(pair),
         num_warps=4,
         num_stages=1,
     )
     return finish_queries(problem, sums, q), dk, dv
+
+
+def cluster(pair: int) -> dict:
+    """The launch option of a cluster of ``pair`` CTAs."""
+    return {"ctas_per_cga": (pair, 1, 1)} if pair > 1 else {}
 
 
 def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets):
@@ -185,7 +194,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
             HEAD_DIM=dim,
             PAIR=pair,
             **roles,
-            **({"ctas_per_cga": (2, 1, 1)} if pair == 2 else {}),
+            **cluster(pair),
             num_warps=4,
             num_stages=1,
         )

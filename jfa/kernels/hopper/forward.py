@@ -124,6 +124,7 @@ def consume(
     FINISH: tl.constexpr,
 ):
     """A warp group owns 64 rows of every tile: attend to all its blocks of keys, then write out."""
+    fill_empty(work, deal, out, lse, group.ME * ROWS, ROWS, group.HEAD_DIM)  # while the first K travels
     t = HEAR(deal, 0)
     tile = work.fetch(t, deal.items)
     k = 0
@@ -144,7 +145,6 @@ def consume(
         k += 1
     if group.ME == 0:
         group.await_turn()
-    fill_empty(work, deal, out, lse, group.ME * ROWS, ROWS, group.HEAD_DIM)
     tlx.async_descriptor_store_wait(0)
 
 

@@ -110,12 +110,17 @@ FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
 
 def one_staging_tile(problem: Problem) -> dict[str, int]:
     """128 keys against blocks of 64 query rows, the only tile that needs no spills; Q and dO twice."""
-    return {"BLOCK_M": 64, "BLOCK_N": 128, "ROW_STAGES": 2, "DQ_STAGES": 1, "REGISTERS": 240}
+    return {"BLOCK_M": 64, "BLOCK_N": 128, "ROW_STAGES": 2, "DQ_STAGES": 1, "PAIR": 1, "REGISTERS": 240}
 
 
 def two_staging_tiles(problem: Problem) -> dict[str, int]:
     """Room for two blocks of dQ: one is filled while the other is added."""
     return one_staging_tile(problem) | {"DQ_STAGES": 2}
+
+
+def in_pairs(problem: Problem) -> dict[str, int]:
+    """256 keys for two CTAs, 128 each."""
+    return two_staging_tiles(problem) | {"BLOCK_N": 256, "PAIR": 2}
 
 
 def keys_of_64(problem: Problem) -> dict[str, int]:
@@ -133,6 +138,7 @@ BACKWARD_WARP_SPECIALIZED = HopperBackward(
     pruned=True,
     tiling=one_staging_tile,
     load=backward.load,
+    load_rows=backward.load_rows,
     compute=backward_compute.compute,
     walk=backward_compute.walk_masked,
     multiply=backward_compute.multiply,
@@ -191,6 +197,18 @@ BACKWARD_PEELED = dataclasses.replace(
     notebook="07_loop_peeling",
     walk=backward_compute.walk_peeled,
 )
+TWO_CTA = dataclasses.replace(
+    BACKWARD_PEELED,
+    name="two_cta",
+    title="Two CTAs share Q and dO",
+    idea="A cluster of two takes neighbouring key tiles; each loads half of Q and dO for both (multicast).",
+    notebook="08_two_cta",
+    tiling=in_pairs,
+    load_rows=backward.load_rows_in_pair,
+    draw=parts.round_robin,
+    publish=parts.stay_silent,
+    hear=parts.round_robin,
+)
 BACKWARD_STATIONARY = HopperStationary(
     name="stationary",
     title="dQ stays on chip",
@@ -213,5 +231,6 @@ BACKWARD = [
     DQ_STAGED,
     DQ_RELEASED,
     BACKWARD_PEELED,
+    TWO_CTA,
     BACKWARD_STATIONARY,
 ]
