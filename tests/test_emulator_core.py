@@ -1,4 +1,4 @@
-"""What the emulator reports: deadlocks, races, clobbered aliases, byte counts, capacity, unknown constructs."""
+"""What the emulator reports: deadlocks, races, clobbered aliases, byte counts, capacity, unknown names."""
 
 import pytest
 import torch
@@ -150,7 +150,7 @@ def unordered(out, T: tl.constexpr, WAIT: tl.constexpr):
 
 
 def test_races_are_found_when_the_schedule_hides_them():
-    """Tasks run in order of declaration here and the numbers come out right; the missing order is seen anyway."""
+    """Tasks run in order of declaration and the numbers come out right; the missing order is seen anyway."""
     out = tile()
     report = run(unordered, out, const=dict(T=TILE, WAIT=False), policy="eager", preempt=0)
     assert (out == 3).all()
@@ -287,6 +287,7 @@ def too_much(ROWS: tl.constexpr, COLUMNS: tl.constexpr, NUM: tl.constexpr, TENSO
     else:
         first = tlx.local_alloc((ROWS, COLUMNS), tl.bfloat16, NUM)
         second = tlx.local_alloc((16, 16), tl.bfloat16, 1)
+    tl.static_assert(first.dtype.primitive_bitwidth + second.dtype.primitive_bitwidth > 0)
 
 
 def test_capacity_of_tensor_and_shared_memory():

@@ -53,7 +53,7 @@ class MBarrier(Waitable):
         return (self.phase & 1) != parity
 
     def reached(self, task, wait):
-        """The condition of a blocked task; two phases later its parity is the same again and it may miss both."""
+        """The condition of a blocked task; two phases on, its parity is the same again: it may miss both."""
         if self.phase - wait.phase >= 2:
             self.report_overrun(task, wait)
         return self.passed(wait.parity)

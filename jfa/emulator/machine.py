@@ -24,7 +24,7 @@ from .report import Findings
 from .trace import Tracer
 
 COMPLETE_SHARE = 0.15  # random policy: share of steps that complete an operation while tasks could run
-IDLE_POLLS = 20_000  # polls of every task without any progress: a livelock
+IDLE_POLLS = 5_000  # polls of every task without any progress: a livelock
 
 
 class Machine:
