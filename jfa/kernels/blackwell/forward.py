@@ -133,8 +133,25 @@ def rescale(s, group, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr):
 
 
 @triton.jit
+def rescale_if_needed(s, group, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr):
+    """The same when any row's maximum has moved; softmax gives exactly 1 where it has not."""
+    if tl.min(tl.reshape(tlx.local_load(s.factor[group]), [ROWS]), 0) < 1.0:
+        rescale(s, group, HEAD_DIM, SLICE)
+
+
+@triton.jit
 def correction(
-    work, deal, s, o, lse, scale, HEAR, RESCALE, OVERLAP: tl.constexpr, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr
+    work,
+    deal,
+    s,
+    o,
+    lse,
+    scale,
+    HEAR,
+    RESCALE,
+    OVERLAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """Warp group that owns the accumulators between MMAs: rescales them, then writes the tile out.
 
@@ -194,12 +211,27 @@ def finish(
         part0 = tl.where(max0 == -float("inf"), 0.0, tl.math.exp2((max0 - top) * scale))
         part1 = tl.where(max1 == -float("inf"), 0.0, tl.math.exp2((max1 - top) * scale))
         total = sum0 * part0 + sum1 * part1
-        emit(work, tile, 0, s, o, o_item, lse, total, top, part0 / total, part1 / total, scale, HEAD_DIM, SLICE)
+        emit(
+            work, tile, 0, s, o, o_item, lse, total, top, part0 / total, part1 / total, scale, HEAD_DIM, SLICE
+        )
 
 
 @triton.jit
 def emit(
-    work, tile, part, s, o, o_item, lse, total, top, weight, weight1, scale, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr
+    work,
+    tile,
+    part,
+    s,
+    o,
+    o_item,
+    lse,
+    total,
+    top,
+    weight,
+    weight1,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """One O tile (128, HEAD_DIM) and its lse; a row that saw no key has sum 0 and gets 0 and -inf."""
     slot = o.claim(o_item)  # store -> correction: the slot's last tile has left
@@ -292,7 +324,20 @@ def kernel(
     o = make_ring(ROWS, HEAD_DIM, DTYPE, O_DEPTH, 1)
     s = make_streams(BLOCK_N, HEAD_DIM, DTYPE, TILES)
     work = Work(
-        records, counts, q_offsets, q_rows, left, right, HEADS, GROUP, BROADCAST, LEFT, RIGHT, BLOCK_M, BLOCK_N, PACK
+        records,
+        counts,
+        q_offsets,
+        q_rows,
+        left,
+        right,
+        HEADS,
+        GROUP,
+        BROADCAST,
+        LEFT,
+        RIGHT,
+        BLOCK_M,
+        BLOCK_N,
+        PACK,
     )
     if DRAW is not None:  # heard by load, mma, two softmax groups, correction, store, and the warp that asks
         context = tlx.clc_create_context(num_consumers=7, num_stages=2)

@@ -100,6 +100,14 @@ STATIONARY = dataclasses.replace(
     hear=tmem.hear_by_class,
     fresh=parts.keep_queries,
 )
+LEAN = dataclasses.replace(
+    STATIONARY,
+    name="lean",
+    title="Fewer special functions",
+    idea="A quarter of the exponentials by polynomial, arithmetic two elements wide, no rescaling for small moves.",
+    weigh=softmax.weigh_lean,
+    rescale=forward.rescale_if_needed,
+)
 
-FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
+FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY, LEAN]
 BACKWARD = []

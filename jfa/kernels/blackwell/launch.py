@@ -76,7 +76,9 @@ def arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step)
     constants = constexprs(problem, step, None if schedule is None else schedule.block_m)
     if schedule is None:
         blocks = (constants["BLOCK_M"], constants["BLOCK_N"])
-        schedule = make_schedule(problem, kv_offsets, q_offsets, *blocks, order=step.order, pruned=step.pruned)
+        schedule = make_schedule(
+            problem, kv_offsets, q_offsets, *blocks, order=step.order, pruned=step.pruned
+        )
     scale = problem.scale
     if scale <= 0:  # the kernel scales the maximum, which needs a positive factor
         q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
@@ -97,16 +99,20 @@ def constexprs(problem: Problem, step: Step, block_m: int | None = None) -> dict
         raise ValueError(f"schedule: expected one for 128 or 256 query rows a tile, got {block_m}")
     if block_m is not None:
         step = dataclasses.replace(step, tiling=functools.partial(step.tiling, block_m=block_m))
-    return {"DRAW": None} | step.constexprs(problem) | {
-        "HEADS": problem.heads_q,
-        "GROUP": problem.group,
-        "BROADCAST": problem.broadcast_q,
-        "LEFT": problem.window_left >= 0,
-        "RIGHT": problem.window_right >= 0,
-        "HEAD_DIM": problem.head_dim,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
+    return (
+        {"DRAW": None}
+        | step.constexprs(problem)
+        | {
+            "HEADS": problem.heads_q,
+            "GROUP": problem.group,
+            "BROADCAST": problem.broadcast_q,
+            "LEFT": problem.window_left >= 0,
+            "RIGHT": problem.window_right >= 0,
+            "HEAD_DIM": problem.head_dim,
+            "num_warps": 4,
+            "num_stages": 1,
+        }
+    )
 
 
 def describe(x: torch.Tensor, rows: int):

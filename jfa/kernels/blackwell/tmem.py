@@ -38,7 +38,9 @@ class Streams:
 
 
 @triton.jit
-def make_ring(ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr, DEPTH: tl.constexpr, READERS: tl.constexpr):
+def make_ring(
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr, DEPTH: tl.constexpr, READERS: tl.constexpr
+):
     """A ring of DEPTH tiles (ROWS, COLUMNS) in shared memory that READERS let go of."""
     tiles = tlx.local_alloc((ROWS, COLUMNS), DTYPE, DEPTH)
     fulls = tlx.alloc_barriers(DEPTH)
@@ -67,10 +69,12 @@ def make_streams(BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DTYPE: tl.conste
     )
     acc = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 2, tlx.storage_kind.tmem)
     score_full = tlx.alloc_barriers(2)
-    factor_full = tlx.alloc_barriers(2)
-    ready = tlx.alloc_barriers(2, arrive_count=2)
-    total_full = tlx.alloc_barriers(2)
-    total_free = tlx.alloc_barriers(2)
+    factor_full = tlx.alloc_warp_barrier(
+        2, num_warps=4
+    )  # every thread of a warp group arrives: no sync before
+    ready = tlx.alloc_warp_barrier(2, num_warps=4, num_arrivals=2)
+    total_full = tlx.alloc_warp_barrier(2, num_warps=4)
+    total_free = tlx.alloc_warp_barrier(2, num_warps=4)
     acc_full = tlx.alloc_barriers(1)
     return Streams(
         scores,
