@@ -97,7 +97,11 @@ def figures():
         ),
         "lines": plots.lines_over_lengths(curves(), "title", panel="density"),
         "heatmap": plots.heatmap({"natural": tasks(), "sorted": tasks()[:12]}, "title", note="counted"),
-        "timeline": plots.timeline(tasks(), "title", note="predicted, not measured"),
+        "timeline": plots.timeline(
+            [*tasks(), *({"lane": "load", "start": 9 * i, "end": 999, "label": f"V{i}"} for i in range(3))],
+            "title",
+            note="predicted, not measured",
+        ),
         "memory": plots.memory_map(MEMORY, "title", note="read from the kernel"),
     }
 
@@ -223,6 +227,12 @@ def test_timeline_cuts_and_orders_lanes():
     (ax,) = figure.axes
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["softmax", "load"]
     assert len(ax.patches) == 2 and ax.get_xlim() == (0, 1000)
+    busy = [
+        *tasks(),
+        *({"lane": "load", "start": 10 * i, "end": 600, "label": f"in flight {i}"} for i in range(4)),
+    ]
+    levels = {round(box.get_y(), 6) for box in plots.timeline(busy, "t", lanes=["load"]).axes[0].patches}
+    assert len(levels) == 5
     assert "a label far too long" not in [
         text.get_text() for text in plots.timeline(tasks(), "t").axes[0].texts
     ]

@@ -90,6 +90,8 @@ def heatmap(panels, title, *, unit="clk", end=None, ylabel="SM", note="", bins=2
 def timeline(events, title, *, lanes=None, unit="clk", note="", start=None, end=None):
     """Boxes of operations over time, one lane a task: what overlaps and what waits.
 
+    Operations of one lane that overlap (copies in flight) are drawn in levels below each other.
+
     ``events`` are dicts with lane, start, end, and optionally label (written where it fits) and kind (a key
     of ``KINDS``, which colours it). ``lanes`` orders the lanes from the top (default: as they first appear);
     ``start`` and ``end`` cut the time axis.
@@ -98,37 +100,53 @@ def timeline(events, title, *, lanes=None, unit="clk", note="", start=None, end=
     lanes = list(dict.fromkeys(event["lane"] for event in events)) if lanes is None else list(lanes)
     start = min((event["start"] for event in events), default=0) if start is None else start
     end = max((event["end"] for event in events), default=1) if end is None else end
+    shown = [e for e in events if e["lane"] in lanes and e["end"] > start and e["start"] < end]
+    top, centres, boxes = 0.0, [], []
+    for lane in lanes:
+        levels = _levels([event for event in shown if event["lane"] == lane])
+        step = 0.8 if len(levels) <= 1 else 0.5  # of a lane's usual height
+        for level, members in enumerate(levels):
+            y = top + 0.1 + step * (level + 0.5)
+            boxes += [(event, y, 0.96 * step) for event in members]
+        height = 0.2 + step * max(len(levels), 1)
+        centres.append(top + height / 2)
+        top += height
     with styled():
-        figure, ax = plt.subplots(figsize=(9, 0.44 * len(lanes) + 1.55))
-        boxes = []
-        for event in events:
-            if event["lane"] not in lanes or event["end"] <= start or event["start"] >= end:
-                continue
-            kind = event.get("kind", "other")
+        figure, ax = plt.subplots(figsize=(9, 0.44 * top + 1.55))
+        labels = []
+        for event, y, height in boxes:
+            fill = KINDS.get(event.get("kind", "other"), KINDS["other"])
             left, right = max(event["start"], start), min(event["end"], end)
-            y = lanes.index(event["lane"])
-            fill = color_of(kind) if kind in KINDS else KINDS["other"]
-            ax.add_patch(
-                Rectangle(
-                    (left, y - 0.38), right - left, 0.76, facecolor=fill, edgecolor="white", linewidth=0.7
-                )
-            )
-            boxes.append((left, right, y, str(event.get("label", "")), fill))
-        ax.set(xlim=(start, end), ylim=(len(lanes) - 0.45, -0.55), xlabel=f"time, {unit}")
-        ax.set_yticks(range(len(lanes)), [str(lane) for lane in lanes])
+            box = (left, y - height / 2), right - left, height
+            ax.add_patch(Rectangle(*box, facecolor=fill, edgecolor="white", linewidth=0.7))
+            labels.append((str(event.get("label", "")), left, right, y, text_color(fill), height))
+        ax.set(xlim=(start, end), ylim=(top, 0), xlabel=f"time, {unit}")
+        ax.set_yticks(centres, [str(lane) for lane in lanes])
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         ax.grid(axis="x")
-        used = [kind for kind in KINDS if any(event.get("kind", "other") == kind for event in events)]
-        keys = [Patch(facecolor=KINDS[kind], label=kind) for kind in used]
-        _key_above(figure, ax, keys)
+        used = {event.get("kind", "other") for event in shown}
+        _key_above(ax, [Patch(facecolor=KINDS[kind], label=kind) for kind in KINDS if kind in used])
         finish(figure, title, note if isinstance(note, str) else caption(note))
-        for left, right, y, label, fill in boxes:
-            _write_if_it_fits(figure, ax, label, left, right, y, text_color(fill))
+        for label, left, right, y, ink, height in labels:
+            _write_if_it_fits(figure, ax, label, left, right, y, ink, height)
         return figure
 
 
-def _key_above(figure, ax, keys):
+def _levels(events):
+    """Events of one lane in as few levels as hold them without overlap, each in order of its start."""
+    levels = []
+    for event in sorted(events, key=lambda event: (event["start"], event["end"])):
+        for level in levels:
+            if level[-1]["end"] <= event["start"]:
+                level.append(event)
+                break
+        else:
+            levels.append([event])
+    return levels
+
+
+def _key_above(ax, keys):
     """The colours' key in one line above the axes, where no box can hide it."""
     if keys:
         ax.legend(
@@ -144,11 +162,11 @@ def _key_above(figure, ax, keys):
         )
 
 
-def _write_if_it_fits(figure, ax, label, left, right, y, color, size=9.0, height=0.76):
+def _write_if_it_fits(figure, ax, label, left, right, y, color, height):
     """Write a label into a box, smaller if need be, and leave it out where it would not be readable."""
     if not label:
         return False
-    renderer = FigureCanvasAgg(figure).get_renderer()
+    renderer, size = FigureCanvasAgg(figure).get_renderer(), 9.0
     pixels = ax.transData.transform([(left, y), (right, y + height)])
     room, tall = pixels[1, 0] - pixels[0, 0] - 4, abs(pixels[1, 1] - pixels[0, 1])
     text = ax.text((left + right) / 2, y, label, ha="center", va="center", fontsize=size, color=color)
@@ -207,9 +225,9 @@ def memory_map(memories, title, *, note=""):
         crowded = {}
         for ax, label, when, left, right, y, fill in pending:
             ink = text_color(fill)
-            if _write_if_it_fits(figure, ax, label + when, left, right, y, ink, 8.5, 0.84):
+            if _write_if_it_fits(figure, ax, label + when, left, right, y, ink, 0.84):
                 continue
-            if not _write_if_it_fits(figure, ax, label, left, right, y, ink, 8.5, 0.84):
+            if not _write_if_it_fits(figure, ax, label, left, right, y, ink, 0.84):
                 crowded.setdefault(ax, []).append(((left + right) / 2, y, label))
         for ax, labels in crowded.items():
             _write_below(figure, ax, labels)
