@@ -62,22 +62,12 @@ def jagged_flash_attention(
     if causal:
         right = 0
     _check_options(scale, max_kv_len, backend)
-    out, lse = torch.ops.jfa.forward(
-        q,
-        k,
-        v,
-        kv_offsets,
-        q_offsets,
-        [] if schedule is None else schedule.tensors(),
-        scale,
-        left,
-        right,
-        max_kv_len,
-        backend,
-        _step_key(step),
-        bool(deterministic),
-        check,
-    )
+    options = (scale, left, right, max_kv_len, backend, _step_key(step), bool(deterministic), check)
+    if schedule is None:
+        out, lse = torch.ops.jfa.forward(q, k, v, kv_offsets, q_offsets, *options)
+    else:
+        lists = schedule.tensors()
+        out, lse = torch.ops.jfa.forward_scheduled(q, k, v, kv_offsets, q_offsets, *options, lists)
     return (out, lse) if return_lse else out
 
 
@@ -186,8 +176,12 @@ _STEPS: dict[str, object] = {}
 
 def _step_key(step) -> str | None:
     """What an operator can carry of a step: its name, or for an object the key it is kept under here."""
-    if step is None or isinstance(step, str):
-        return step
+    return step if step is None or isinstance(step, str) else _keep(step)
+
+
+@torch.compiler.assume_constant_result
+def _keep(step) -> str:
+    # Constant for torch.compile, which would otherwise fill the registry after the operator has looked there.
     key = f"{step.name}#{id(step)}"
     _STEPS[key] = step
     return key
@@ -217,17 +211,19 @@ def _find_step(key: str | None, backend: str, direction: str):
 # ----------------------------------------------------------------------------------------------- operators
 
 OPTIONS = (
-    "Tensor kv_offsets, Tensor? q_offsets, Tensor[] schedule, float? scale, SymInt window_left, "
+    "Tensor kv_offsets, Tensor? q_offsets, float? scale, SymInt window_left, "
     "SymInt window_right, SymInt? max_kv_len, str backend, str? step, bool deterministic"
 )
 LIBRARY = torch.library.Library("jfa", "DEF")
-LIBRARY.define(
-    f"forward(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool? check) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+# Two forwards, because a list of tensors makes autograd's bookkeeping of a call twice as expensive.
+for _name, _more in (("forward", ""), ("forward_scheduled", ", Tensor[] schedule")):
+    LIBRARY.define(
+        f"{_name}(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool? check{_more}) -> (Tensor, Tensor)",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
 LIBRARY.define(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    f"{OPTIONS}, bool[] needs, Tensor[] schedule) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -269,7 +265,6 @@ def _forward(
     v,
     kv_offsets,
     q_offsets,
-    schedule,
     scale,
     left,
     right,
@@ -278,6 +273,7 @@ def _forward(
     step,
     deterministic,
     check,
+    lists=(),
 ):
     if check is None:
         check = q.device.type == "cpu"
@@ -287,7 +283,7 @@ def _forward(
             jagged.check_offsets_values(q_offsets, q.shape[0], name="q_offsets")
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
-    options = {"schedule": _schedule(schedule), "step": _find_step(step, name, "forward")}
+    options = {"schedule": _schedule(lists), "step": _find_step(step, name, "forward")}
     with backends.running(name, q.device):
         return backends.module(name).forward(problem, q, k, v, kv_offsets, q_offsets, **options)
 
@@ -302,7 +298,6 @@ def _backward(
     lse,
     kv_offsets,
     q_offsets,
-    schedule,
     scale,
     left,
     right,
@@ -311,11 +306,12 @@ def _backward(
     step,
     deterministic,
     needs,
+    lists,
 ):
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
     options = {
-        "schedule": _schedule(schedule),
+        "schedule": _schedule(lists),
         "step": _find_step(step, name, "backward"),
         "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
         "needs": tuple(needs),
@@ -340,27 +336,28 @@ def _forward_fake(q, k, v, kv_offsets, q_offsets, *rest):
 
 
 def _backward_fake(dout, dlse, q, k, v, *rest):
-    needs = rest[-1]
+    needs = rest[-2]
     return tuple(x.new_empty(x.shape if need else (0,)) for x, need in zip((q, k, v), needs, strict=True))
 
 
 def _save(ctx, inputs, output):
-    q, k, v, kv_offsets, q_offsets, schedule, *options, _ = inputs
+    q, k, v, kv_offsets, q_offsets, *options = inputs
+    options, (_, *lists) = options[:7], options[7:]  # after check, the schedule's tensors, if it came along
+    ctx.options, ctx.scheduled = options, bool(lists)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, *schedule)
-    ctx.options = options
+    ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, *(lists[0] if lists else ()))
 
 
 def _gradients(ctx, dout, dlse):
-    q, k, v, out, lse, kv_offsets, q_offsets, *schedule = ctx.saved_tensors
-    rest = [None, None, [None] * len(schedule), *8 * [None]]  # of the arguments after q, k and v
+    q, k, v, out, lse, kv_offsets, q_offsets, *lists = ctx.saved_tensors
+    rest = 10 * [None] + ([[None] * len(lists)] if ctx.scheduled else [])  # of the arguments after q, k and v
     needs = list(ctx.needs_input_grad[:3])
     if (dout is None and dlse is None) or not any(needs):
         return None, None, None, *rest
     if dout is None:
         dout = torch.zeros_like(out)
     grads = torch.ops.jfa.backward(
-        dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, schedule, *ctx.options, needs
+        dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, *ctx.options, needs, lists
     )
     return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *rest
 
@@ -369,8 +366,11 @@ def _refuse(ctx, *grads):
     raise RuntimeError("jagged_flash_attention has first derivatives only; a second one was asked for")
 
 
-for _name, _real, _fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
+for _name, _real, _fake, _derivative, _setup in (
+    ("forward", _forward, _forward_fake, _gradients, _save),
+    ("forward_scheduled", _forward, _forward_fake, _gradients, _save),
+    ("backward", _backward, _backward_fake, _refuse, None),
+):
     torch.library.impl(f"jfa::{_name}", "default", _real, lib=LIBRARY)
     torch.library.register_fake(f"jfa::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd("jfa::forward", _gradients, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("jfa::backward", _refuse, lib=LIBRARY)
+    torch.library.register_autograd(f"jfa::{_name}", _derivative, setup_context=_setup, lib=LIBRARY)

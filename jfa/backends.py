@@ -122,7 +122,8 @@ def running(name: str, device: torch.device):
     inside, because a kernel's own arithmetic is not the user's to cast.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
         elif name in MODULES:

@@ -1,12 +1,13 @@
 """torch.compile, fake tensors, registration of the operator: faults of kind K8, see tests/faults.md."""
 
+import dataclasses
 import itertools
 import math
 import shutil
 
 import pytest
 import torch
-from probes import TARGETS, need, same
+from probes import TARGETS, Target, exact_gradients, need, oracle, same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -119,8 +120,9 @@ def test_46_opcheck(target, subset, transposed):
         tensors[name].requires_grad_(name in subset)
     offsets = target.offsets([4, 0, 3])
     q_offsets = target.offsets([1, 3, 1]) if len(subset) % 2 else None
-    options = ([], None, -1, 0, None, target.backend, None, False, None)
-    torch.library.opcheck(torch.ops.jfa.forward.default, (*tensors.values(), offsets, q_offsets, *options))
+    options = (None, -1, 0, None, target.backend, None, False, None)
+    arguments = (*tensors.values(), offsets, q_offsets, *options)
+    torch.library.opcheck(torch.ops.jfa.forward.default, arguments)
 
 
 @pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -130,7 +132,7 @@ def test_46_opcheck_of_the_backward(target, needs):
     offsets = target.offsets([4, 0, 3])
     out, lse = target.attention(q, k, v, offsets, return_lse=True)
     dout = target.randn(3, 6, 5, 32, seed=5).transpose(1, 2)
-    options = ([], None, -1, -1, None, target.backend, None, False, list(needs))
+    options = (None, -1, -1, None, target.backend, None, False, list(needs), [])
     arguments = (dout, None, q, k, v, out, lse, offsets, None, *options)
     torch.library.opcheck(torch.ops.jfa.backward.default, arguments)
     for grad, x, needed in zip(torch.ops.jfa.backward(*arguments), (q, k, v), needs):
@@ -141,7 +143,7 @@ def test_47_no_result_is_an_input(target):
     """FA #1769: an operator returned its input, or asked a tensor for its truth."""
     q, k, v = target.seeds((1, 2, 16), (1, 2, 16), (1, 2, 16), grad=True)
     for offsets in (target.offsets([1]), target.offsets([])):  # offsets of one element are still offsets
-        arguments = (q, k, v, offsets, None, [], None, -1, -1, None, target.backend, None, False, None)
+        arguments = (q, k, v, offsets, None, None, -1, -1, None, target.backend, None, False, None)
         torch.library.opcheck(torch.ops.jfa.forward.default, arguments, test_utils="test_schema")
         out, lse = torch.ops.jfa.forward(*arguments)
         inputs = {x.untyped_storage().data_ptr() for x in (q, k, v, offsets)}
@@ -239,3 +241,43 @@ def test_bad_values_are_refused_when_compiled(target):
     q, k, v = target.seeds((5, 6, 16), (7, 3, 16), (7, 3, 32))
     with pytest.raises(ValueError, match="within the 7 packed rows"):
         fast(q, k, v, lengths_to_offsets([4, 4]).to(target.device))
+
+
+@pytest.mark.parametrize("kind", ["name", "object", "schedule"])
+def test_steps_and_schedules_compile(kind):
+    """A step by name or as an object, or a schedule, crosses the operator inside one graph."""
+    torch.compiler.reset()
+    target = need(Target("hopper", "cpu"))
+    from jfa import steps
+    from jfa.schedule import make_schedule
+
+    offsets = target.offsets([5, 70, 0])
+    tensors = target.seeds((9, 2, 64), (75, 2, 64), (75, 2, 64), dtype=torch.bfloat16, grad=True)
+    options = {
+        "name": {"step": steps.FORWARD["hopper"][0].name},
+        "object": {"step": dataclasses.replace(steps.FORWARD["hopper"][0], name="mine")},
+        "schedule": {"schedule": make_schedule((9, 2), offsets)},
+    }[kind]
+
+    def function(q, k, v, offsets):
+        return (target.attention(q, k, v, offsets, **options),)
+
+    fast, counter = compiled(function)
+    (out,) = fast(*tensors, offsets)
+    same(out, oracle(*tensors, offsets)[0])
+    right = exact_gradients(lambda out, lse: out.sum(), *tensors, offsets)
+    for grad, exact in zip(torch.autograd.grad(out.sum(), tensors), right):
+        same(grad, exact, 0.05)
+    assert counter.frame_count == 1
+
+
+def test_opcheck_with_a_schedule():
+    """The operator that carries a schedule's tensors, differentiated."""
+    from jfa.schedule import make_schedule
+
+    target = need(Target("hopper", "cpu"))
+    offsets = target.offsets([5, 0, 30])
+    tensors = target.seeds((9, 2, 64), (35, 1, 64), (35, 1, 64), dtype=torch.bfloat16, grad=True)
+    arguments = (*tensors, offsets, None, None, -1, -1, None, "hopper", None, False, None)
+    lists = make_schedule((9, 2), offsets).tensors()
+    torch.library.opcheck(torch.ops.jfa.forward_scheduled.default, (*arguments, lists))
