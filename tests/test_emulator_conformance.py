@@ -1,7 +1,7 @@
 """Names and keywords of the emulated tl and tlx against the installed Triton: drift fails here.
 
-What is not emulated stands in a table with its reason; everything else must exist and take the same parameters
-in the same order.
+What is not emulated stands in a table with its reason; everything else must exist and take the same
+parameters in the same order.
 """
 
 import inspect

@@ -123,35 +123,34 @@ def _modules():
 
 
 def _languages(tl_ops, tlx_ops, library):
-    _module("triton.language", tl_ops)
-    _module("triton.language.core", **{n: v for n, v in vars(tl_ops).items() if not n.startswith("__")})
+    language = _public(tl_ops) | {"constexpr": runtime.constexpr}
+    _module("triton.language", **language)
+    _module("triton.language.core", **language)
     _module("triton.language.math", **vars(tl_ops.math))
     _module("triton.language.random", **vars(tl_ops.random))
-    extra = _module("triton.language.extra", libdevice=tl_ops.libdevice)
-    _module(
-        "triton.language.extra.libdevice",
-        _device_functions(tl_ops.libdevice, "triton.language.extra.libdevice"),
-    )
-    extra.libdevice = tl_ops.libdevice
-    _module("triton.language.extra.cuda", libdevice=tl_ops.libdevice)
+    _module("triton.language.extra")
+    for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda"):
+        _module(name)
+    for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
+        _module(name, _DeviceFunctions(name, tl_ops.libdevice))
     _module("triton.language.extra.cuda.inline_ptx_lib", **library.INLINE_PTX)
     _module("triton.language.extra.subtile_ops", **library.SUBTILE_OPS)
-    _module("triton.language.extra.tlx", tlx_ops)
-    for name, members in (("warp_spec", library.WARP_SPEC),):
-        module = types.ModuleType(f"triton.language.extra.tlx.{name}", __doc__)
-        module.__dict__.update(members)
-        sys.modules[module.__name__] = module
+    _module("triton.language.extra.tlx", **_public(tlx_ops))
+    _module("triton.language.extra.tlx.warp_spec", **library.WARP_SPEC)
+
+
+def _public(namespace):
+    return {name: value for name, value in vars(namespace).items() if not name.startswith("__")}
 
 
 class _DeviceFunctions(types.ModuleType):
     """Module of libdevice functions, looked up by name."""
 
+    def __init__(self, name, functions):
+        super().__init__(name, __doc__)
+        self._functions = functions
+        self.__path__ = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=ORIGIN)
+
     def __getattr__(self, name):
         return getattr(self._functions, name)
-
-
-def _device_functions(functions, name):
-    module = _DeviceFunctions(name, __doc__)
-    module._functions = functions
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=ORIGIN)
-    return module

@@ -5,6 +5,7 @@ works inside `jfa.emulator.emulate` only, which replaces the `run` methods.
 """
 
 import inspect
+import operator
 import time
 import types
 
@@ -192,6 +193,62 @@ class TensorDescriptor:
         else:
             strides = [n // tensor.itemsize for n in tensor.strides]
         return TensorDescriptor(tensor, tensor.shape, strides, block_shape, padding, round_f32_to_tf32)
+
+
+class constexpr:
+    """tl.constexpr on the host: a value in a wrapper, as Triton has it; in a kernel it is the bare value."""
+
+    def __init__(self, value=None):
+        self.value = value.value if isinstance(value, constexpr) else value
+
+    def __repr__(self):
+        return f"constexpr[{self.value}]"
+
+    def __hash__(self):
+        return hash(self.value)
+
+    def __bool__(self):
+        return bool(self.value)
+
+    def __int__(self):
+        return int(self.value)
+
+    def __index__(self):
+        return operator.index(self.value)
+
+    def __float__(self):
+        return float(self.value)
+
+    def __len__(self):
+        return len(self.value)
+
+    def __iter__(self):
+        return iter(self.value)
+
+    def __getitem__(self, index):
+        return self.value[index]
+
+    def __call__(self, *args, **kwargs):
+        return self.value(*args, **kwargs)
+
+
+def _operate(fn, swapped=False):
+    def method(self, other):
+        other = other.value if isinstance(other, constexpr) else other
+        return constexpr(fn(other, self.value) if swapped else fn(self.value, other))
+
+    return method
+
+
+for _name in "add sub mul truediv floordiv mod pow lshift rshift".split():
+    setattr(constexpr, f"__{_name}__", _operate(getattr(operator, _name)))
+    setattr(constexpr, f"__r{_name}__", _operate(getattr(operator, _name), swapped=True))
+for _name in "lt le gt ge eq ne".split():
+    setattr(constexpr, f"__{_name}__", _operate(getattr(operator, _name)))
+for _name in "and or xor".split():
+    setattr(constexpr, f"__{_name}__", _operate(getattr(operator, f"{_name}_" if _name != "xor" else _name)))
+constexpr.__neg__ = lambda self: constexpr(-self.value)
+constexpr.__invert__ = lambda self: constexpr(~self.value)
 
 
 class OutOfResources(Exception):

@@ -84,7 +84,22 @@ slice = slice
 math = types.SimpleNamespace(**{name: getattr(_math, name) for name in _math.NAMES})
 math.clamp, math.max, math.min, math.sigmoid = clamp, maximum, minimum, sigmoid  # noqa: F405
 random = types.SimpleNamespace(rand=rand, randn=randn, randint=randint, philox=philox, randint4x=randint4x)
-extra = types.SimpleNamespace(libdevice=libdevice, cuda=types.SimpleNamespace(libdevice=libdevice))
+
+
+class _Extra:
+    """tl.extra: the libraries beside the language."""
+
+    libdevice = libdevice
+    cuda = types.SimpleNamespace(libdevice=libdevice)
+
+    @property
+    def tlx(self):
+        from . import tlx_ops
+
+        return tlx_ops
+
+
+extra = _Extra()
 
 # What kernels call as methods of a tile; views and conversions are methods of Tensor itself.
 MEMBERS = """
