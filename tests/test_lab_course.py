@@ -1,5 +1,8 @@
 """The counting, the machine-code reading and the prediction tables that the notebooks rest on."""
 
+import sys
+import types
+
 import pytest
 
 from jfa import jagged
@@ -73,6 +76,13 @@ def test_turns_charge_the_slower_of_issue_slots_and_exponentials():
     assert rates.take_turns("sm_100", many, flops=8192 * 100, warps=8).busy == 100 / 300
 
 
+def test_the_scarcest_resource_limits_the_resident_ctas():
+    report = types.SimpleNamespace(registers=251, warps=8, shared_bytes=100_000, tmem_columns=0)
+    assert rates.resident_ctas(report) == {"registers": 1, "shared memory": 2, "warps": 8}
+    report.tmem_columns = 256
+    assert rates.resident_ctas(report)["tensor memory"] == 2
+
+
 def test_predictions_are_stated_before_and_judged_after():
     expect = course.Predictions(within=1.2, share=0.5, ratio=2, sign=1)
     assert "not yet" in str(expect)
@@ -83,6 +93,10 @@ def test_predictions_are_stated_before_and_judged_after():
     assert str(expect).splitlines()[1].split() == ["share", "0.5", "0.45", "yes"]
     with pytest.raises(KeyError, match="was not predicted"):
         expect.observe("speed", 1)
+
+
+def test_on_linux_the_pinned_tools_compile():
+    assert sys.platform != "linux" or course.compiler_missing() is None
 
 
 def test_the_setup_line_says_what_is_measured():

@@ -1,6 +1,8 @@
 """Every notebook runs in its quick parameters, and what is committed keeps the rules of the course."""
 
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -22,6 +24,15 @@ def test_runs_in_quick_parameters(path, tmp_path):
     result = runner.run_notebook(path, tmp_path / path.name, parameters={"QUICK": True}, timeout=600)
     assert result.problems == []
     assert result.claims >= 3
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_solutions_run(path):
+    solution = path.parent / "solutions" / f"{path.stem}.py"
+    assert f"(solutions/{path.stem}.py)" in "".join(cell.source for cell in notebooks.read(path).cells)
+    run = subprocess.run([sys.executable, str(solution)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert [line[:2] for line in run.stdout.splitlines()][0] == "1."
 
 
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)

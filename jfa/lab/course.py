@@ -1,5 +1,6 @@
 """Small things that every notebook uses: the setup line, and predictions printed beside what was observed."""
 
+import logging
 import math
 import platform
 
@@ -28,6 +29,8 @@ def gpu() -> str | None:
 
 def setup() -> str:
     """Return one line: what this notebook runs on, with which versions, and so what it measures."""
+    # torch's nested tensors make torch.fx warn of one of torch's own functions: no news for a reader.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     device = gpu()
     where = f"{device}: measures live" if device else "CPU: kernels run in the emulator, no time is measured"
     versions = [f"Python {platform.python_version()}"]
@@ -71,3 +74,15 @@ class Predictions:
             verdict = ("yes" if self.holds(name) else "no") if name in self.observed else "not yet"
             lines.append(f"{name:<{width}}  {predicted:9.3g}  {seen}  {verdict}")
         return "\n".join(lines)
+
+
+def compiler_missing() -> str | None:
+    """Return why kernels cannot be compiled here, or None; on Linux the pinned fbtriton brings it all."""
+    import importlib.util
+
+    if importlib.util.find_spec("triton") is None:
+        return "not compiled here: Triton is not installed (fbtriton has wheels for Linux only)"
+    from jfa.lab import toolchain
+
+    missing = [name for name in ("ptxas", "nvdisasm") if toolchain.locate(name) is None]
+    return f"not compiled here: {' and '.join(missing)} not found" if missing else None

@@ -5,7 +5,7 @@ import seaborn
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import loops
+from jfa.lab import loops, recorded
 from jfa.lab.figure_data import QUERIES
 
 COUNTED = "counted from the lengths, not measured"
@@ -157,7 +157,7 @@ def _spans(places: list[int]) -> list[tuple[float, float]]:
 
 
 def turns(rows):
-    """Stacked bars: clocks of one pass if tensor cores and the rest take turns (02_turns)."""
+    """Stacked bars: clocks for a tile of scores if tensor cores and the rest take turns (02_turns)."""
     colors = {"tensor cores": PALETTE[3], "everything else": GREY}
     archs = list(dict.fromkeys(rows["arch"]))
     figure, axes = plt.subplots(figsize=(7.2, 2.4))
@@ -185,7 +185,36 @@ def turns(rows):
     axes.set(
         yticks=range(len(archs)), yticklabels=[GPUS[arch] for arch in archs], ylim=(len(archs) - 0.5, -0.5)
     )
-    axes.set_xlabel("clocks of one pass, predicted")
+    axes.set_xlabel("clocks for 128 x 128 scores, predicted")
     shares = " and ".join(f"{percent(share)} on {GPUS[arch][:4]}" for arch, share in busy.items())
     axes.set_title(f"In turns, tensor cores would be busy {shares}", loc="left")
     return _finish(figure, PREDICTED)
+
+
+def baseline_speed(rows):
+    """Lines with a 20 to 80 % band: TFLOPS over jagged shapes, one line for what ran (02_baseline)."""
+    rows = rows[(rows["suite"] == "jagged") & (rows["scope"] == "call") & rows["tflops"].notna()].copy()
+    query_rows = 256 if (rows["M"] == 256).any() else rows["M"].min()
+    rows = rows[rows["M"] == query_rows]
+    rows["mean"] = rows["N"] * rows["density"]
+    shapes = (
+        rows[["N", "density", "mean"]].drop_duplicates().sort_values(["mean", "N"]).reset_index(drop=True)
+    )
+    place = {(row.N, row.density): index for index, row in shapes.iterrows()}
+    peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name))
+    colors = {name: GREY if name == "jfa_baseline" else PALETTE[index] for index, name in enumerate(peers)}
+    figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True)
+    for direction, axes in zip(("forward", "backward"), panels, strict=True):
+        for name in peers:
+            line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "N"])
+            at = [place[row.N, row.density] for row in line.itertuples()]
+            axes.plot(at, line["tflops"], marker="o", markersize=3, color=colors[name], label=name)
+            slow, fast = (line["tflops"] * line["ms_p50"] / line[column] for column in ("ms_p80", "ms_p20"))
+            axes.fill_between(at, slow, fast, color=colors[name], alpha=0.25, linewidth=0)
+        axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
+    labels = [f"{row.N}\n{row.density:g}" for row in shapes.itertuples()]
+    panels[1].set_xticks(range(len(labels)), labels, fontsize=7)
+    panels[1].set_xlabel(f"longest allowed and density, {query_rows} shared query rows")
+    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].set_title("Where the ladder starts: the baseline beside other kernels", loc="left")
+    return _finish(figure, "; ".join(recorded.provenance_lines(rows))[:150])

@@ -67,59 +67,61 @@ def padding() -> list[dict]:
     return rows
 
 
+def baseline_problem(query_len: int = 128, head_dim: int = 128) -> tuple[Problem, torch.Tensor]:
+    """Return the facts of a call on the real histories with HEADS heads, and its offsets."""
+    offsets = jagged.lengths_to_offsets(jagged.history_lengths())
+    facts = {"batch": len(offsets) - 1, "total_q": query_len, "total_kv": int(offsets[-1])}
+    heads = {"heads_q": HEADS, "heads_kv": HEADS, "head_dim": head_dim, "head_dim_v": head_dim}
+    return Problem(**facts, **heads, broadcast_q=True, scale=head_dim**-0.5), offsets
+
+
 def baseline_forward(query_len: int = 128, head_dim: int = 128):
     """Capture the launch of the baseline's forward kernel on the real histories, without running it."""
     from jfa.kernels import baseline
-    from jfa.lab.report import capture_launches
+    from jfa.lab.launches import capture_launches
 
-    offsets = jagged.lengths_to_offsets(jagged.history_lengths())
-    total = int(offsets[-1])
+    problem, offsets = baseline_problem(query_len, head_dim)
     q = torch.empty(query_len, HEADS, head_dim, dtype=torch.bfloat16)
-    k = torch.empty(total, HEADS, head_dim, dtype=torch.bfloat16)
-    problem = Problem(
-        batch=len(offsets) - 1,
-        heads_q=HEADS,
-        heads_kv=HEADS,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        total_q=query_len,
-        total_kv=total,
-        broadcast_q=True,
-        scale=head_dim**-0.5,
-    )
+    k = torch.empty(problem.total_kv, HEADS, head_dim, dtype=torch.bfloat16)
     with capture_launches() as launches:
         baseline.forward(problem, q, k, k, offsets, None)
     (launch,) = launches
     return launch
 
 
-def baseline_report(arch: str, head_dim: int = 128):
-    """Compile the baseline's forward kernel for "sm_90" or "sm_100" with the tiles that it has there."""
-    from jfa.kernels import baseline
+def baseline_tiles(arch: str, head_dim: int = 128) -> list[dict[str, int]]:
+    """Return tile sizes, warps and stages of the baseline on "sm_90" or "sm_100", the known ones first."""
+    from jfa.kernels import baseline, baseline_launch
 
-    names = {"sm_90": "hopper", "sm_100": "blackwell"}
-    block_m, block_n, warps, stages = baseline.FORWARD[names[arch]][head_dim][0]
-    tiles = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
-    return baseline_forward(head_dim=head_dim).report(arch, **tiles), tiles
+    problem, _ = baseline_problem(head_dim=head_dim)
+    names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    table = {"sm_90": "hopper", "sm_100": "blackwell"}[arch]
+    found = baseline_launch.configurations(baseline.FORWARD, problem, table)
+    return [dict(zip(names, tiles, strict=True)) for tiles in found]
+
+
+def baseline_report(arch: str, tiles: dict[str, int] | None = None, head_dim: int = 128):
+    """Compile the baseline's forward kernel for "sm_90" or "sm_100", by default with its known tiles."""
+    return baseline_forward(head_dim=head_dim).report(arch, **(tiles or baseline_tiles(arch, head_dim)[0]))
 
 
 def instructions() -> list[dict]:
     """Every instruction of the baseline's main loop on both targets, in order (02_instructions)."""
     rows = []
     for arch in rates.RATES:
-        report, _ = baseline_report(arch)
-        loop = loops.main_loop(report.text("sass"))
+        loop = loops.main_loop(baseline_report(arch).text("sass"))
         rows += [{"arch": arch, "index": i.index, "opcode": i.opcode, "kind": i.kind} for i in loop]
     return rows
 
 
 def turns() -> list[dict]:
-    """Predicted clocks of one pass of that loop, tensor cores and the rest in turn (02_turns)."""
+    """Predicted clocks for BLOCK x BLOCK scores, tensor cores and the rest in turn (02_turns)."""
     rows = []
     for arch in rates.RATES:
-        report, tiles = baseline_report(arch)
+        report, tiles = baseline_report(arch), baseline_tiles(arch)[0]
         flops = 4 * tiles["BLOCK_M"] * tiles["BLOCK_N"] * 128
+        passes = BLOCK * BLOCK / (tiles["BLOCK_M"] * tiles["BLOCK_N"])
         pass_ = rates.take_turns(arch, loops.main_loop(report.text("sass")), flops, report.warps)
         for part, clocks in (("tensor cores", pass_.tensor), ("everything else", pass_.rest)):
-            rows.append({"arch": arch, "part": part, "predicted_clocks": round(clocks, 1)})
+            rows.append({"arch": arch, "part": part, "predicted_clocks": round(clocks * passes, 1)})
     return rows

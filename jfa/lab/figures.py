@@ -48,6 +48,7 @@ REGISTRY = {
     "01_padding": Figure("drawings:padding", "figure_data:padding"),
     "02_instructions": Figure("drawings:instructions", "figure_data:instructions"),
     "02_turns": Figure("drawings:turns", "figure_data:turns"),
+    "02_baseline": Figure("drawings:baseline_speed"),
 }
 
 
@@ -63,7 +64,7 @@ def path_of(name: str, suffix: str = ".csv") -> Path:
     return FOLDER / f"{name}{suffix}"
 
 
-def recorded() -> list[str]:
+def with_data() -> list[str]:
     """Return the figures of the registry that have data, in order."""
     return [name for name in REGISTRY if path_of(name).exists()]
 
@@ -128,9 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := sorted(set(options.names) - set(REGISTRY)):
         parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(REGISTRY)}")
     if options.readme:
-        from jfa.lab import readme
+        from jfa.lab import recorded as recordings
 
-        print(readme.rewrite())
+        print(recordings.rewrite())
         return 0
     import matplotlib
 
@@ -139,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.names or REGISTRY:
             if REGISTRY[name].data is not None:
                 write(name, REGISTRY[name].compute())
-    for name in options.names or recorded():
+    for name in options.names or with_data():
         print(save(name).relative_to(ROOT), flush=True)
     if missing := [name for name in REGISTRY if not path_of(name).exists()]:
         print(f"no data yet for {', '.join(missing)}")

@@ -52,3 +52,25 @@ def take_turns(arch: str, loop: list[loops.Instruction], flops: int, warps: int)
     exponentials = sum(instruction.kind == "exponential" for instruction in loop)
     rest = max(others * warps / rates.issue, exponentials * warps * 32 / rates.exponentials)
     return Turns(arch, flops / rates.tensor_flops, rest)
+
+
+REGISTERS = 65536  # 32-bit registers of an SM, handed out in units of 8 for each thread
+SHARED_BYTES = 228 * 1024  # shared memory of an SM; 1 KiB of it is taken for each CTA
+TMEM_COLUMNS = 512  # tensor memory of an SM (sm_100), in 32-bit columns
+WARPS = 64
+
+
+def resident_ctas(report) -> dict[str, int]:
+    """Return how many CTAs of a compiled kernel fit on an SM, by the resource that is asked: least wins.
+
+    report: a `jfa.lab.report.Report`. Tensor memory is listed only for kernels that use it.
+    """
+    registers = -(-report.registers // 8) * 8
+    fits = {
+        "registers": REGISTERS // (registers * report.warps * 32),
+        "shared memory": SHARED_BYTES // (report.shared_bytes + 1024),
+        "warps": WARPS // report.warps,
+    }
+    if report.tmem_columns:
+        fits["tensor memory"] = TMEM_COLUMNS // report.tmem_columns
+    return fits

@@ -119,6 +119,7 @@ def run_notebook(
     result.problems = _execute(path, output, parameters or {}, timeout)
     if output.exists():
         executed = nbformat.read(output, as_version=4)
+        executed.cells = [cell for cell in executed.cells if not _is_marker(cell)]
         result.problems = list(dict.fromkeys(failures(executed) + result.problems))
         result.claims = count_claims(executed)
         notebooks.clean(executed)
@@ -131,6 +132,11 @@ def run_notebook(
         nbformat.write(executed, path)
     result.seconds = time.monotonic() - start
     return result
+
+
+def _is_marker(cell) -> bool:
+    """Whether papermill put this cell in to say where an error is; it would shift the cell numbers."""
+    return any(tag.startswith("papermill-error") for tag in cell.metadata.get("tags", []))
 
 
 def _execute(path: Path, output: Path, parameters: dict[str, object], timeout: int) -> list[str]:
@@ -154,6 +160,7 @@ def _execute(path: Path, output: Path, parameters: dict[str, object], timeout: i
             progress_bar=False,
             start_timeout=120,
             execution_timeout=timeout,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # kernels here listen on this machine only
         )
     except papermill.PapermillExecutionError as error:
         problems.append(f"cell {error.cell_index}: {error.ename}: {error.evalue}".rstrip(": "))

@@ -1,0 +1,162 @@
+"""Measurements recorded on a GPU: read, summarized for README, described in a notebook, or made live.
+
+They lie in figures/NN_name.csv with the columns of `jfa.lab.measure`. A row counts as measured when it has a
+timer and a time; rows of predictions and of peers that could not run are left out.
+"""
+
+import math
+from pathlib import Path
+
+from jfa.lab import figures
+
+README = figures.ROOT / "README.md"
+BEGIN = "<!-- measured: written by `make readme` from figures/02_*.csv -->\n"
+END = "<!-- /measured -->"
+NOTHING = "Nothing has been measured yet: there is no `figures/02_*.csv`.\n"
+PROVENANCE = ("gpu", "driver", "cuda", "torch", "fbtriton", "commit", "power_limit_w", "date")
+KEYS = ["suite", "direction", "scope"]
+
+
+def measured(prefix: str, folder: Path = figures.FOLDER):
+    """Return the measured rows of every figures/PREFIX*.csv as one pandas DataFrame, empty if there is none.
+
+    The column ``peer`` says what ran: the row's ``impl`` or, without one, its ``name``.
+    """
+    import pandas
+
+    tables = [
+        pandas.read_csv(path, dtype={"commit": str, "window": str}) for path in folder.glob(f"{prefix}*.csv")
+    ]
+    tables = [
+        table[table["ms_p50"].notna() & table["timer"].notna()] for table in tables if "ms_p50" in table
+    ]
+    if not tables:
+        return pandas.DataFrame()
+    rows = pandas.concat(tables, ignore_index=True)
+    names = [rows[column] for column in ("impl", "name") if column in rows]
+    rows["peer"] = names[0].fillna(names[-1])
+    return rows
+
+
+def provenance_lines(rows) -> list[str]:
+    """Return one line for each machine and set of versions that the rows come from."""
+    found = rows.reindex(columns=PROVENANCE).fillna("unknown").drop_duplicates().sort_values("date")
+    labels = dict(
+        zip(PROVENANCE, ("", "driver ", "CUDA ", "torch ", "fbtriton ", "commit ", "limit ", ""), strict=True)
+    )
+    lines = []
+    for row in found.to_dict("records"):
+        if isinstance(row["power_limit_w"], float):
+            row["power_limit_w"] = f"{row['power_limit_w']:.0f} W"
+        lines.append(", ".join(f"{labels[name]}{row[name]}" for name in PROVENANCE))
+    return lines
+
+
+def geometric_mean(values) -> float:
+    """Return the geometric mean of positive numbers."""
+    values = list(values)
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def summary(rows, baseline: str = "jfa_baseline") -> list[dict]:
+    """Return one line for each suite, direction, scope and peer: shapes, geometric mean TFLOPS, ratio.
+
+    ``ratio`` is the geometric mean of peer over baseline on the shapes that both ran, nan if there is none.
+    """
+    shape = ["M", "N", "density", "B", "Hq", "Hkv", "D", "causal", "window", "dtype"]
+    shape = [column for column in shape if column in rows]
+    lines = []
+    for key, group in rows.groupby(KEYS, sort=False):
+        wide = group.pivot_table(index=shape, columns="peer", values="tflops", dropna=False, observed=True)
+        wide = wide.dropna(how="all")
+        for peer in wide.columns:
+            ran = wide[peer].dropna()
+            both = wide[[peer, baseline]].dropna() if baseline in wide else wide.iloc[:0]
+            ratio = geometric_mean(both.iloc[:, 0] / both.iloc[:, -1]) if len(both) else math.nan
+            line = {"peer": peer, "shapes": len(ran), "tflops": geometric_mean(ran), "ratio": ratio}
+            lines.append(dict(zip(KEYS, key, strict=True)) | line)
+    return lines
+
+
+def table(rows) -> str:
+    """Return the README's text on the measurements: a Markdown table and its provenance."""
+    if rows.empty:
+        return NOTHING
+    lines = ["| suite | direction | scope | what ran | shapes | TFLOPS, geometric mean | over the baseline |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for line in summary(rows):
+        ratio = "" if math.isnan(line["ratio"]) else f"{line['ratio']:.2f}"
+        keys = " | ".join(str(line[name]) for name in KEYS)
+        lines.append(f"| {keys} | {line['peer']} | {line['shapes']} | {line['tflops']:.0f} | {ratio} |")
+    where = "; ".join(provenance_lines(rows))
+    return "\n".join(lines) + f"\n\nFLOPs of real lengths, padding never counted. Measured on {where}.\n"
+
+
+def block(text: str) -> str:
+    """Return the text between the marks of a README; ValueError if they are not there once each."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError("README.md: expected the marks of the measured block once each")
+    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+
+
+def rewrite(path: Path = README, rows=None) -> str:
+    """Write the table into the README between its marks; return what changed, in a few words."""
+    rows = measured("02_") if rows is None else rows
+    text = path.read_text()
+    new = text.replace(BEGIN + block(text), BEGIN + table(rows))
+    path.write_text(new)
+    return f"{path.name}: {'nothing to change' if new == text else 'the measured table was rewritten'}"
+
+
+def describe(rows) -> str:
+    """Return a few lines for a notebook: what was recorded where, or that nothing was."""
+    if rows.empty:
+        return "not measured: no recording of a GPU is in figures/, so this notebook claims no speed"
+    lines = [f"recorded on {where}" for where in provenance_lines(rows)]
+    for line in summary(rows):
+        ratio = "" if math.isnan(line["ratio"]) else f", {line['ratio']:.2f} of the baseline"
+        what = f"{line['suite']} {line['direction']} {line['scope']}: {line['peer']}"
+        lines.append(f"{what} {line['tflops']:.0f} TFLOPS over {line['shapes']} shapes{ratio}")
+    return "\n".join(lines)
+
+
+def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_varlen")) -> list[dict]:
+    """Measure peers on one jagged shape on the current GPU, forward and backward; return measured rows."""
+    from jfa.lab import cases, flops, measure
+    from jfa.lab.peers import PEERS, Unsupported
+
+    case = cases.Case("jagged", 128, 256 if quick else 1024, 0.5, B=64 if quick else 768)
+    inputs = cases.make_inputs(case)
+    runs, rows = {}, []
+    for name in peers:
+        try:
+            runs[name] = PEERS[name](inputs, "call")
+        except (Unsupported, ImportError) as error:
+            rows.append({"impl": name, "error": str(error), **case.columns()})
+    for direction in ("forward", "backward"):
+        work = flops.roofline(inputs.lengths.tolist(), case.M, case.Hq, case.D, direction)
+        functions = {name: getattr(run, direction) for name, run in runs.items()}
+        for row in measure.interleave(functions, rounds=3 if quick else 9):
+            columns = {"direction": direction, "scope": "call", "impl": row["name"]}
+            rows.append(measure.add_work({**case.columns(), **columns, **row}, work))
+    return rows
+
+
+def live_text(quick: bool = False) -> str:
+    """Return what `live` measured as text: milliseconds with their spread, TFLOPS, and the provenance."""
+    import pandas
+
+    rows = live(quick)
+    lines = []
+    for row in rows:
+        if row.get("error"):
+            lines.append(f"{row['impl']}: did not run: {row['error']}")
+            continue
+        spread = f"{row['ms_p20']:.3f} to {row['ms_p80']:.3f}"
+        lines.append(
+            f"{row['direction']:<8} {row['impl']:<14} {row['ms_p50']:.3f} ms ({spread}), "
+            f"{row['tflops']:.0f} TFLOPS"
+        )
+    return "\n".join(
+        [*lines, *(f"measured on {where}" for where in provenance_lines(pandas.DataFrame(rows)))]
+    )
