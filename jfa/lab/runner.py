@@ -160,7 +160,7 @@ def _execute(path: Path, output: Path, parameters: dict[str, object], timeout: i
             progress_bar=False,
             start_timeout=120,
             execution_timeout=timeout,
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # kernels here listen on this machine only
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # kernels here listen on this machine only
         )
     except papermill.PapermillExecutionError as error:
         problems.append(f"cell {error.cell_index}: {error.ename}: {error.evalue}".rstrip(": "))
