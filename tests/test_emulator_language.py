@@ -128,6 +128,52 @@ def test_rows_are_gathered_and_scattered():
     assert torch.equal(out, expected)
 
 
+@triton.jit
+def padded_load(source, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i[:, None] * N + i[None, :], source.load([-2, 3]))
+
+
+@pytest.mark.parametrize("padding, fill", [("zero", 0.0), ("nan", math.nan)])
+def test_descriptors_fill_what_lies_outside(padding, fill):
+    x, out = normal(10, 16), torch.ones(16, 16)
+    launch(padded_load, (1,), TensorDescriptor.from_tensor(x, [16, 16], padding), out, N=16)
+    expected = torch.full((16, 16), fill)
+    expected[2:12, :13] = x[:, 3:]
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def scalar_stores(x, out, small, n, large, flag, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    value = tl.load(x).to(tl.float32)
+    tl.store(out, value * 0.3)
+    tl.store(small, value * 0.3)
+    tl.atomic_add(out + 1, 0.5)
+    if flag:
+        tl.store(out + 2, 7)
+    tl.store(out + 3, tl.load(small).to(tl.float32))
+    tl.store(out + 4, tl.load(x + 100, mask=n > 100, other=3.0))
+    tl.store((out + 5).to(tl.pointer_type(tl.uint16)), 0x3F80)
+    tl.store((out + 6).to(tl.int64).to(tl.pointer_type(tl.bfloat16)), 2.5)
+    tl.store(out + 7, (large >> 40).to(tl.float32))
+    tl.store(out + 8 + lanes, value)
+    tl.atomic_add(out + 16 + lanes, 0.5)
+    tl.store(out + 24 + lanes, tl.load(small + lanes).to(tl.bfloat16).to(tl.float8e5).to(tl.bfloat16))
+
+
+def test_narrow_scalars_pointer_casts_and_host_arguments():
+    x, out, small = (
+        torch.ones(8).bfloat16(),
+        torch.zeros(32).bfloat16(),
+        torch.zeros(8).to(torch.float8_e4m3fn),
+    )
+    launch(scalar_stores, (1,), x, out, small, 5, 3 * 2**40, True, N=8)
+    assert out[:8].tolist() == [0.30078125, 0.5, 7, 0.3125, 3, 1, 2.5, 3]
+    assert (out[8:16] == 1).all() and (out[16:24] == 0.5).all()
+    assert out[24:].tolist() == [0.3125] + [0] * 7 and small[0].float() == 0.3125
+
+
 # -- atomics
 @triton.jit
 def atomics(counters, floats, out, KIND: tl.constexpr):
@@ -472,6 +518,12 @@ def test_dot_precisions_of_float32():
     assert error["ieee"] < 1e-5 and error["tf32x3"] < 3e-5
     cut = [(t.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for t in (a, b)]
     assert error["tf32"] == pytest.approx((cut[0] @ cut[1] - exact).abs().max().item(), abs=1e-5)
+
+
+def test_a_dot_too_small_for_the_tensor_core_is_refused():
+    a, b, c = normal(16, 8), normal(8, 16), torch.zeros(16, 16)
+    with pytest.raises(emulator.EmulationError, match="at least 16"), emulator.emulate():
+        products[(1,)](a, b, c, torch.zeros(16, 16), PRECISION=None, M=16, N=16, K=8)
 
 
 @triton.jit

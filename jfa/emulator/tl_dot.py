@@ -41,7 +41,7 @@ def _check(input, other):
         raise KernelTypeError(
             f"dot of shapes {list(input.shape)} and {list(other.shape)}: inner sizes differ"
         )
-    least = 32 if a.bits == 8 else 16 if a.bits == 16 else 8
+    least = 32 if a.bits == 8 else 16
     if input.shape[-1] < least:
         raise KernelTypeError(f"dot with K = {input.shape[-1]}: at least {least} is needed for {a}")
 
