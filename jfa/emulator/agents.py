@@ -33,7 +33,8 @@ class Group:
         self.width = 64 * ((len(pids) + 1) // 2 + 1)
         self.slots = 0
         self.free_slots = []  # [slot, last epoch] of asynchronous operations without a queue
-        self.live = 0
+        self.live = 0  # tasks that have not finished
+        self.in_flight = 0  # asynchronous operations that have not completed
         self.ctas = [CTA(machine, self, rank, pid) for rank, pid in enumerate(pids)]
         for cta in self.ctas:
             cta.cluster = self.ctas
@@ -52,6 +53,19 @@ class Group:
                 f"never waited for"
             )
         return self.slots - 1
+
+    def release(self):
+        """Frees the memory of a cluster that has ended and has nothing in flight (records may still name its
+        tasks).
+        """
+        for cta in self.ctas:
+            for storage in cta.storages:
+                storage.bytes = None
+                storage.records = []
+            cta.storages = []
+            cta.allocations = []
+            cta.barrier_arrays = []
+            cta.queues = {}
 
     def async_slot(self, clock):
         """(slot, epoch) for an operation issued at `clock`: reuses a slot whose last operation is ordered

@@ -11,46 +11,10 @@ import numpy as np
 
 from .clock import Clock
 from .order import Site
+from .regions import Shadow, of_pointers, window
 
 HARMLESS = {"RR", "AA", "AZ", "ZA", "ZZ"}
-PAGE = 4096  # granules a page
 LARGE = 64  # atomics on more elements than this synchronize through one variable a tensor
-
-
-class Shadow:
-    """Shadow state of one host allocation: `base` address, granule size and the access records by page."""
-
-    def __init__(self, name, grain):
-        self.name = name
-        self.grain = grain
-        self.pages = {}
-        self.logged = []  # reads that came before the first write
-        self.written = False
-        self.released = {}  # element address (or None: the whole tensor) -> list of clocks released there
-        self.masks = {}
-
-    def page_masks(self, region):
-        """[(page, bit mask)] of a region."""
-        if region[0] == "window":
-            masks = self.masks.get(region)
-            if masks is None:
-                if len(self.masks) > 4096:
-                    self.masks.clear()
-                masks = self.masks[region] = self._split(_window_addresses(region))
-            return masks
-        return self._split(region[1])
-
-    def _split(self, addresses):
-        if addresses.size == 0:
-            return []
-        granule = addresses // self.grain
-        first = int(granule.min()) // PAGE
-        last = int(granule.max()) // PAGE
-        bits = np.zeros((last - first + 1) * PAGE, np.uint8)
-        bits[granule - first * PAGE] = 1
-        packed = np.packbits(bits.reshape(-1, PAGE), axis=1, bitorder="little")
-        pages = np.flatnonzero(packed.any(axis=1)).tolist()
-        return [(first + p, int.from_bytes(packed[p].tobytes(), "little")) for p in pages]
 
 
 class Access:
@@ -78,14 +42,6 @@ def _same_bits(flat, offsets, mask, value):
     )
 
 
-def _window_addresses(region):
-    _, start, shape, strides, itemsize = region
-    address = np.array([start], np.int64)
-    for n, stride in zip(shape, strides):
-        address = (address[:, None] + np.arange(n, dtype=np.int64) * stride).ravel()
-    return address
-
-
 class GlobalOrder:
     """Checks every access to global memory of one launch."""
 
@@ -108,8 +64,7 @@ class GlobalOrder:
         if found is None:
             found = self.shadows[key] = Shadow(buf.name, min(4, itemsize))
         elif itemsize < found.grain and not found.written:
-            found.grain = itemsize
-            found.masks.clear()
+            found.refine(itemsize)
         offset = buf.flat.__array_interface__["data"][0] - key
         return found, offset
 
@@ -131,13 +86,8 @@ class GlobalOrder:
 
     def pointers(self, kind, buf, offsets, mask, slot, epoch, clock, site):
         shadow, base = self.shadow(buf)
-        itemsize = buf.flat.itemsize
-        if mask is not None:
-            offsets = np.asarray(offsets)[mask]
-        addresses = np.asarray(offsets, np.int64).ravel() * itemsize + base
-        if itemsize > 4:
-            addresses = np.concatenate([addresses, addresses + 4])
-        self.record(kind, shadow, ("list", addresses), slot, epoch, clock, site)
+        region = of_pointers(offsets, mask, buf.flat.itemsize, base)
+        self.record(kind, shadow, region, slot, epoch, clock, site)
         self.stored = None
 
     def window_access(self, kind, buf, start, shape, strides):
@@ -182,22 +132,14 @@ class GlobalOrder:
 
     def window(self, kind, buf, start, shape, strides, slot, epoch, clock, site):
         shadow, base = self.shadow(buf)
-        itemsize = buf.flat.itemsize
-        if itemsize > 4:  # two granules an element
-            shape = (*shape, 2)
-            strides = (*strides, 0.5)
-        strides = tuple(int(s * itemsize) for s in strides)
-        region = ("window", int(start) * itemsize + base, tuple(shape), strides, itemsize)
+        region = window(start, shape, strides, buf.flat.itemsize, base)
         self.record(kind, shadow, region, slot, epoch, clock, site)
 
     # ---- records
     def record(self, kind, shadow, region, slot, epoch, clock, site):
         if not shadow.written:
             if kind == "R":
-                if region[0] == "window":
-                    shadow.logged.append((region, clock.group.id, slot, epoch, site))
-                else:
-                    shadow.logged.append((("list", region[1].copy()), clock.group.id, slot, epoch, site))
+                shadow.log_read(region, clock.group.id, slot, epoch, site)
                 return
             self.unroll_log(shadow)
         for page, mask in shadow.page_masks(region):
@@ -206,10 +148,10 @@ class GlobalOrder:
     def unroll_log(self, shadow):
         """First write to a tensor: the reads until now become records."""
         shadow.written = True
-        for region, group, slot, epoch, site in shadow.logged:
+        for (region, group, slot, epoch), site in shadow.logged.items():
             for page, mask in shadow.page_masks(region):
                 shadow.pages.setdefault(page, []).append(Access("R", group, slot, epoch, mask, site))
-        shadow.logged = []
+        shadow.logged = {}
 
     def check_page(self, kind, shadow, page, mask, slot, epoch, clock, site):
         records = shadow.pages.get(page)

@@ -12,8 +12,9 @@ import sys
 
 from greenlet import getcurrent
 
-from .agents import AsyncOp, Group, Queue, Task, Wait
+from .agents import Group, Task, Wait
 from .deadlock import check_byte_counts, describe_deadlock, unsettled_barriers
+from .engines import Engines
 from .errors import EmulationError
 from .global_order import GlobalOrder
 from .kernels import user_line
@@ -51,7 +52,11 @@ class Machine:
         self.cur = None
         self.tasks = []
         self.ready = []
-        self.runnable = []  # asynchronous operations that may complete now
+        self.engines = Engines(self)
+        self.runnable = self.engines.runnable
+        self.issue = self.engines.issue
+        self.wait_ops = self.engines.wait_ops
+        self.complete = self.engines.complete
         self.groups = 0
         self.live_groups = 0
         self.queue = collections.deque()  # clusters that have not started
@@ -62,7 +67,7 @@ class Machine:
         self.many_ctas = grid != (1, 1, 1)
         self._sequence = 0
         self._idle_polls = 0
-        self._since_completion = 0
+        self.since_completion = 0
 
     # ---- run
     def prepare(self, kernel, functions):
@@ -112,7 +117,7 @@ class Machine:
                 self.complete(self.pick_op())
             else:
                 self.run_task()
-        elif self._since_completion > 64 + 16 * len(
+        elif self.since_completion > 64 + 16 * len(
             self.tasks
         ):  # lazy, but a task may poll for this operation
             self.complete(self.pick_op())
@@ -124,7 +129,7 @@ class Machine:
         return self.runnable.pop(i)
 
     def run_task(self):
-        self._since_completion += 1
+        self.since_completion += 1
         i = self.rng.randrange(len(self.ready)) if self.policy == "random" else 0
         task = self.ready.pop(i)
         if task.done:
@@ -161,6 +166,8 @@ class Machine:
     def finish_group(self, group):
         self.live_groups -= 1
         self.unsettled += unsettled_barriers(group)
+        if not group.in_flight:
+            group.release()
         self.start_groups()
 
     def spawn(self, task):
@@ -233,95 +240,9 @@ class Machine:
     def fail_deadlock(self):
         raise describe_deadlock(self)
 
-    # ---- asynchronous operations
     def sequence(self):
         self._sequence += 1
         return self._sequence
-
-    def issue(self, kind, buffer, run, reads=(), writes=(), queue=None, after=None, info=None):
-        """Forks an asynchronous operation.
-
-        queue: key of an in-order engine of the CTA, else the operation is unordered. after: an operation that
-        must complete first (a later stage of the same copy). The operation executes `run(op)` when it
-        completes.
-        """
-        task = self.cur
-        op = AsyncOp()
-        op.kind = kind
-        op.buffer = buffer
-        op.task = task
-        op.run = run
-        op.done = False
-        op.line = self.line()
-        op.id = self.sequence()
-        op.waiters = []
-        op.next = []
-        op.site = Site(task, op.line, kind)
-        self._clock_in(op, task, queue, after)
-        if self.checks:
-            for b in reads:
-                self.order.access(b, False, op.slot, op.epoch, op.clock, op.site)
-            for b in writes:
-                self.order.access(b, True, op.slot, op.epoch, op.clock, op.site)
-        if op.previous is None:
-            self.runnable.append(op)
-        else:
-            op.previous.next.append(op)
-        self.ops[kind] += 1
-        if self.tracing:
-            self.tracer.issue(op, info or {})
-        return op
-
-    def _clock_in(self, op, task, queue, after):
-        """Gives the operation its agent slot, epoch and clock, and orders it after its predecessor."""
-        group = task.cta.group
-        if queue is not None:
-            line = task.cta.queues.get(queue)
-            if line is None:
-                line = task.cta.queues[queue] = Queue(group)
-            line.clock.join(task.clock)
-            line.clock.widen()
-            line.clock.v[line.slot] += 1
-            op.slot = line.slot
-            op.clock = line.clock.copy()
-            op.previous = line.last
-            line.last = op
-        else:
-            base = task.clock if after is None else after.clock
-            op.slot, epoch = group.async_slot(base)
-            op.clock = base.copy()
-            op.clock.widen()
-            op.clock.v[op.slot] = epoch
-            op.previous = after
-        op.epoch = op.clock.v.item(op.slot)
-        if op.previous is not None and op.previous.done:
-            op.previous = None
-        task.tick()
-
-    def complete(self, op):
-        self._since_completion = 0
-        self.progress()
-        op.run(op)
-        op.done = True
-        op.previous = None
-        self.runnable.extend(op.next)
-        op.next = ()
-        waiters = op.waiters
-        op.waiters = []
-        for task in waiters:
-            self.wake(task)
-        if self.tracing:
-            self.tracer.done(op)
-
-    def wait_ops(self, ops, what):
-        """Blocks until the operations are complete, and orders the task after them."""
-        task = self.cur
-        if self.tracing:
-            self.tracer.event("wait_ops", what, ids=[o.id for o in ops])
-        for op in ops:
-            if not op.done:
-                self.block(lambda op=op: op.done, lambda op=op: op.waiters, Wait(what=what))
-            task.clock.join(op.clock)
 
     def ordering(self, op, *args):
         """Effect of inline PTX on ordering; see ordering.py."""
