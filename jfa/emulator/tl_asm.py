@@ -12,7 +12,7 @@ def _bits(block):
     return R.to_store(block.dtype, np.ascontiguousarray(block.d)).reshape(block.shape)
 
 
-def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack, _semantic=None):
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     blocks = [as_tensor(a) for a in args]
     shape = np.broadcast_shapes(*[b.shape for b in blocks]) if blocks else ()
     count = int(np.prod(shape)) if shape else 1
