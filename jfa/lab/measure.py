@@ -69,20 +69,25 @@ class _Events:
 
 
 class _Graphs(_Events):
-    """Times replays of a CUDA graph of one call: no launch overhead of the host."""
+    """Times replays of a CUDA graph of one call: no launch overhead of the host.
+
+    Captured on the current stream unless that is the default one: autograd runs a backward pass on the stream
+    of its forward pass, and only what runs on the capturing stream is captured.
+    """
 
     timer = "cuda-graph"
 
     def prepare(self, fn):
         cuda = self.torch.cuda
-        side = cuda.Stream()
-        side.wait_stream(cuda.current_stream())
-        with cuda.stream(side):
+        stream = cuda.current_stream()
+        if stream == cuda.default_stream():
+            stream = cuda.Stream()
+            stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
             fn()
-        cuda.current_stream().wait_stream(side)
         cuda.synchronize()
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph):
+        with cuda.graph(graph, stream=stream):
             fn()
         return graph.replay
 
