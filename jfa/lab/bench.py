@@ -2,10 +2,10 @@
 
     python -m jfa.lab.bench --suite jagged --impl jfa fa4 --output figures/09_results.csv
 
-A case is prepared for every implementation, checked against a float32 computation, and timed in interleaved
-rounds of CUDA graph replays (eager calls where a graph cannot be captured). One row a measurement: forward and
-backward, the whole call as a user writes it ("call") and the kernels alone ("kernel"). An implementation that
-cannot run a case leaves a row that says why. FLOPs are those of the real lengths.
+A case is prepared for every implementation, checked against a float32 computation, and timed in rounds of
+CUDA graph replays, in turn (eager calls where a graph cannot be captured). One row a measurement: forward
+and backward, the whole call as a user writes it ("call") and the kernels alone ("kernel"). An implementation
+that cannot run a case leaves a row that says why. FLOPs are those of the real lengths.
 """
 
 import argparse
