@@ -31,45 +31,73 @@ DQ_PROGRAMS = (
     528  # programs that share the key tiles of a broadcast-Q dQ; fixed, so that sums keep their order
 )
 
-# (BLOCK_M, BLOCK_N, num_warps, num_stages) by head dimension, padded. The first of a list is the known one: it runs
-# without tuning, and compiles without spills.
+# (BLOCK_M, BLOCK_N, num_warps, num_stages) by the larger head dimension, padded. `configurations` leaves out what does
+# not suit the number of queries; the first that is left is the known one: it runs without tuning.
 FORWARD = {
     "hopper": {
-        64: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
-        128: [(128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2)],
-        256: [(128, 64, 8, 2), (64, 64, 4, 2)],
+        64: [(16, 64, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
+        128: [(16, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2)],
+        256: [(16, 32, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2)],
     },
     "blackwell": {
-        64: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
-        128: [(128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2)],
-        256: [(128, 64, 8, 2), (64, 64, 4, 2)],
+        64: [(16, 64, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
+        128: [(16, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 1), (64, 64, 8, 2), (64, 64, 4, 3)],
+        256: [(16, 32, 4, 2), (128, 32, 8, 3), (64, 64, 8, 2)],
     },
-    "other": {64: [(64, 64, 4, 2)], 128: [(64, 64, 4, 2)], 256: [(64, 32, 4, 1)]},
-    "float32": {64: [(64, 32, 4, 2)], 128: [(32, 32, 4, 2)], 256: [(16, 32, 4, 2)]},
+    "other": {
+        64: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)],
+        128: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 32, 8, 2)],
+        256: [(16, 32, 4, 2), (64, 32, 8, 2)],
+    },
+    "float32": {
+        64: [(16, 32, 4, 2), (64, 32, 8, 2)],
+        128: [(16, 32, 4, 2), (64, 32, 8, 2)],
+        256: [(16, 16, 4, 1), (32, 32, 8, 1)],
+    },
 }
 DKDV = {
     "hopper": {
-        64: [(64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (128, 128, 8, 2)],
-        128: [(64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2)],
-        256: [(64, 64, 8, 1)],
+        64: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (128, 128, 8, 2)],
+        128: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (64, 64, 8, 2)],
+        256: [(32, 64, 8, 1), (64, 32, 8, 1)],
     },
     "blackwell": {
-        64: [(64, 64, 4, 2), (64, 128, 8, 2)],
-        128: [(64, 64, 4, 2)],
-        256: [(64, 64, 8, 1)],
+        64: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 64, 4, 2)],
+        128: [(32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2)],
+        256: [(32, 64, 8, 1)],
     },
-    "other": {64: [(32, 64, 4, 2)], 128: [(32, 64, 4, 1)], 256: [(32, 32, 4, 1)]},
-    "float32": {64: [(32, 32, 4, 1)], 128: [(16, 32, 4, 1)], 256: [(16, 16, 4, 1)]},
+    "other": {
+        64: [(32, 64, 4, 2), (64, 64, 8, 2)],
+        128: [(32, 64, 8, 1), (32, 32, 4, 2)],
+        256: [(32, 32, 8, 1)],
+    },
+    "float32": {
+        64: [(16, 32, 4, 1), (32, 16, 4, 1)],
+        128: [(16, 32, 4, 1), (32, 32, 8, 1)],
+        256: [(16, 16, 4, 1)],
+    },
 }
 DQ = {
     "hopper": {
-        64: [(128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
-        128: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 1)],
-        256: [(64, 64, 8, 1)],
+        64: [(16, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
+        128: [(16, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 1)],
+        256: [(32, 64, 8, 1), (128, 32, 8, 1), (64, 32, 8, 2)],
     },
-    "blackwell": {64: [(64, 64, 4, 2)], 128: [(64, 64, 4, 2)], 256: [(64, 64, 8, 1)]},
-    "other": {64: [(64, 32, 4, 2)], 128: [(64, 32, 4, 1)], 256: [(32, 32, 4, 1)]},
-    "float32": {64: [(32, 32, 4, 1)], 128: [(32, 16, 4, 1)], 256: [(16, 16, 4, 1)]},
+    "blackwell": {
+        64: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 1)],
+        128: [(16, 64, 4, 2), (128, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1)],
+        256: [(32, 64, 8, 1)],
+    },
+    "other": {
+        64: [(16, 64, 4, 2), (64, 64, 4, 2)],
+        128: [(16, 32, 4, 2), (64, 32, 8, 2)],
+        256: [(32, 32, 8, 1)],
+    },
+    "float32": {
+        64: [(16, 32, 4, 1), (32, 32, 4, 1)],
+        128: [(16, 32, 4, 1), (32, 32, 8, 1)],
+        256: [(16, 16, 4, 1)],
+    },
 }
 
 
@@ -131,7 +159,7 @@ def backward(
     dq, dk, dv = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if n else None for x, n in zip((q, k, v), needs)
     )
-    common = _common(problem, q, k, v, kv_offsets, q_offsets) | _slab_strides(problem, dout, "d")
+    common = _common(problem, q, k, v, kv_offsets, q_offsets) | _layout(problem, dout, "do")
     common |= dict(dout=dout, lse=lse, delta=None)
     if need_q or need_k:
         common["delta"] = _launch_delta(problem, dout, dlse, out, lse)
@@ -174,8 +202,8 @@ def _launch_delta(problem, dout, dlse, out, lse):
                 DV=problem.head_dim_v,
                 BLOCK_DV=padded(problem.head_dim_v),
                 HAS_DLSE=dlse is not None,
-                **_slab_strides(problem, out, "o"),
-                **_slab_strides(problem, dout, "d"),
+                **_layout(problem, out, "o"),
+                **_layout(problem, dout, "do"),
             ),
         )
     return delta
@@ -232,11 +260,8 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
         batch=problem.batch,
         total_q=problem.total_q,
         total_kv=problem.total_kv,
-        stride_qt=q.stride(0),
         stride_qh=q.stride(1),
-        stride_kt=k.stride(0),
         stride_kh=k.stride(1),
-        stride_vt=v.stride(0),
         stride_vh=v.stride(1),
         scale=problem.scale,
         # exp2(unit * s): scores are scaled on the way to powers of two, unless that would turn the row maximum around
@@ -246,6 +271,9 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
         right=right,
         HAS_LEFT=left >= 0,
         HAS_RIGHT=right >= 0,
+        ROW_Q=q.stride(0),
+        ROW_K=k.stride(0),
+        ROW_V=v.stride(0),
         HEADS_Q=problem.heads_q,
         GROUP=problem.group,
         D=problem.head_dim,
@@ -257,11 +285,8 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
     )
 
 
-def _slab_strides(problem, tensor, letter):
-    """Return the strides of out or dout between slabs, rows and heads; a packed batch is one slab."""
+def _layout(problem, tensor, name):
+    """Return the strides of out ("o") or dout ("do") between slabs, heads and rows; a packed batch is one slab."""
     slab = tensor.stride(0) if problem.broadcast_q else 0
-    return {
-        f"stride_{letter}b": slab,
-        f"stride_{letter}t": tensor.stride(-3),
-        f"stride_{letter}h": tensor.stride(-2),
-    }
+    strides = {f"stride_{name}b": slab, f"stride_{name}h": tensor.stride(-2)}
+    return strides | {f"ROW_{name.upper()}": tensor.stride(-3)}

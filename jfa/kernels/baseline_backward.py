@@ -18,16 +18,17 @@ from jfa.kernels.baseline_parts import (
     key_range,
     load_log_sum,
     load_tile,
+    narrow,
     probabilities,
     query_range,
     store_tile,
-    visible,
 )
 
 
 @triton.jit(do_not_specialize=["total_q"])
 def delta_kernel(
-    out, dout, lse, dlse, delta, total_q, stride_ob, stride_ot, stride_oh, stride_db, stride_dt, stride_dh,
+    out, dout, lse, dlse, delta, total_q, stride_ob, stride_oh, stride_dob, stride_doh,
+    ROW_O: tl.constexpr, ROW_DO: tl.constexpr,
     HEADS_Q: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DLSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -38,10 +39,10 @@ def delta_kernel(
     slab = (tile // blocks).to(tl.int64)
     first = (tile % blocks).to(tl.int64) * BLOCK_M
     rows = total_q - first
-    out_row = out + slab * stride_ob + first * stride_ot + head * stride_oh
-    do_row = dout + slab * stride_db + first * stride_dt + head * stride_dh
-    out_tile = load_tile(out_row, stride_ot, rows, BLOCK_M, DV, BLOCK_DV).to(tl.float32)
-    do_tile = load_tile(do_row, stride_dt, rows, BLOCK_M, DV, BLOCK_DV).to(tl.float32)
+    out_row = out + slab * stride_ob + first * ROW_O + head * stride_oh
+    do_row = dout + slab * stride_dob + first * ROW_DO + head * stride_doh
+    out_tile = load_tile(out_row, ROW_O, rows, BLOCK_M, DV, BLOCK_DV).to(tl.float32)
+    do_tile = load_tile(do_row, ROW_DO, rows, BLOCK_M, DV, BLOCK_DV).to(tl.float32)
     total = tl.sum(out_tile * do_tile, 1)
     row = tl.arange(0, BLOCK_M)
     stat = (slab * HEADS_Q + head) * total_q + first + row
@@ -54,8 +55,8 @@ def delta_kernel(
 @triton.jit(do_not_specialize=RUN_TIME_SIZES)
 def dkdv_kernel(
     q, k, v, dout, lse, delta, dk, dv, dq, kv_offsets, q_offsets, batch, total_q, total_kv,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_db, stride_dt, stride_dh,
-    scale, unit, left, right,
+    scale, unit, left, right, stride_qh, stride_kh, stride_vh, stride_dob, stride_doh,
+    ROW_Q: tl.constexpr, ROW_K: tl.constexpr, ROW_V: tl.constexpr, ROW_DO: tl.constexpr,
     HEADS_Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PACKED_Q: tl.constexpr, PRESCALE: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
@@ -74,38 +75,38 @@ def dkdv_kernel(
         return
     kv_row = kv_start + first
     keys = kv_len - first
-    k_tile = load_tile(k + kv_row * stride_kt + head_kv * stride_kh, stride_kt, keys, BLOCK_N, D, BLOCK_D)
-    v_tile = load_tile(v + kv_row * stride_vt + head_kv * stride_vh, stride_vt, keys, BLOCK_N, DV, BLOCK_DV)
+    k_tile = load_tile(k + kv_row * ROW_K + head_kv * stride_kh, ROW_K, keys, BLOCK_N, D, BLOCK_D)
+    v_tile = load_tile(v + kv_row * ROW_V + head_kv * stride_vh, ROW_V, keys, BLOCK_N, DV, BLOCK_DV)
     q_start, q_len, slab = find_queries(q_offsets, sequence, batch, total_q, PACKED_Q)
     q_len = tl.where(sequence < batch, q_len, 0)  # rows past the last sequence get gradient 0
     shift = kv_len - q_len
     low, high = query_range(first, BLOCK_N, shift, q_len, left, right, HAS_LEFT, HAS_RIGHT)
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_M)
 
-    key = tl.arange(0, BLOCK_N)
-    query = tl.arange(0, BLOCK_M)
+    key = tl.arange(0, BLOCK_N)[:, None]  # tiles of scores lie transposed here: a row a key
+    query = tl.arange(0, BLOCK_M)[None, :]
     dk_sum = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    for step in range(
-        0, GROUP * blocks
-    ):  # one loop over heads and rows: the compiler pipelines loads across both
+    # One loop over heads and rows, so that loads run ahead across both. Hoisting invariants out of it would only
+    # fill registers that the two sums need.
+    for step in tl.range(0, GROUP * blocks, disable_licm=True):
         head = head_kv * GROUP + step // blocks
         block = low + step % blocks * BLOCK_M
         row = q_start + block
         rows = q_len - block
         stat = (slab * HEADS_Q + head) * total_q + row
-        q_tile = load_tile(q + row * stride_qt + head * stride_qh, stride_qt, rows, BLOCK_M, D, BLOCK_D)
-        do_row = dout + slab * stride_db + row * stride_dt + head * stride_dh
-        do_tile = load_tile(do_row, stride_dt, rows, BLOCK_M, DV, BLOCK_DV)
+        q_tile = load_tile(q + row * ROW_Q + head * stride_qh, ROW_Q, rows, BLOCK_M, D, BLOCK_D)
+        do_row = dout + slab * stride_dob + row * ROW_DO + head * stride_doh
+        do_tile = load_tile(do_row, ROW_DO, rows, BLOCK_M, DV, BLOCK_DV)
         log_sum = load_log_sum(lse + stat, rows, BLOCK_M)[None, :]
         diagonal = block.to(tl.int64) + shift - first
-        mask = visible(query[None, :], key[:, None], diagonal, keys, left, right, HAS_LEFT, HAS_RIGHT)
+        mask = narrow(key < keys, key, query, -diagonal, right, left, HAS_RIGHT, HAS_LEFT)
         p = probabilities(k_tile, q_tile, log_sum, mask, scale, unit, PRESCALE, PRECISION)
         if WITH_DV:
             dv_sum = tl.dot(p.to(do_tile.dtype), do_tile, dv_sum, input_precision=PRECISION)
         if WITH_DK or ADD_DQ:
             dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION)
-            dp -= tl.load(delta + stat + query, mask=query < rows, other=0.0)[None, :]
+            dp -= tl.load(delta + stat + query, mask=query < rows, other=0.0)
             ds = (p * dp).to(q_tile.dtype)
         if WITH_DK:
             dk_sum = tl.dot(ds, q_tile, dk_sum, input_precision=PRECISION)
@@ -124,8 +125,8 @@ def dkdv_kernel(
 @triton.jit(do_not_specialize=[*RUN_TIME_SIZES, "shares"])
 def dq_kernel(
     q, k, v, dout, lse, delta, dq, kv_offsets, q_offsets, batch, total_q, total_kv, shares,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_db, stride_dt, stride_dh,
-    scale, unit, left, right,
+    scale, unit, left, right, stride_qh, stride_kh, stride_vh, stride_dob, stride_doh,
+    ROW_Q: tl.constexpr, ROW_K: tl.constexpr, ROW_V: tl.constexpr, ROW_DO: tl.constexpr,
     HEADS_Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PACKED_Q: tl.constexpr, PRESCALE: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
@@ -156,10 +157,10 @@ def dq_kernel(
         return
     q_row = q_start + first
     rows = q_len - first
-    q_tile = load_tile(q + q_row * stride_qt + head * stride_qh, stride_qt, rows, BLOCK_M, D, BLOCK_D)
+    q_tile = load_tile(q + q_row * ROW_Q + head * stride_qh, ROW_Q, rows, BLOCK_M, D, BLOCK_D)
 
-    query = tl.arange(0, BLOCK_M)
-    key = tl.arange(0, BLOCK_N)
+    query = tl.arange(0, BLOCK_M)[:, None]
+    key = tl.arange(0, BLOCK_N)[None, :]
     dq_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     while (tile_now < tile_end) & (sequence < batch):
         kv_start, kv_len = find_rows(kv_offsets, sequence, batch, total_kv)
@@ -170,20 +171,20 @@ def dq_kernel(
         low = tl.maximum(low, (tile_now - own_tile) * BLOCK_N)
         high = tl.minimum(high.to(tl.int64), (tile_end - own_tile).to(tl.int64) * BLOCK_N).to(tl.int32)
 
-        do_row = dout + slab * stride_db + q_row * stride_dt + head * stride_dh
-        do_tile = load_tile(do_row, stride_dt, rows, BLOCK_M, DV, BLOCK_DV)
+        do_row = dout + slab * stride_dob + q_row * ROW_DO + head * stride_doh
+        do_tile = load_tile(do_row, ROW_DO, rows, BLOCK_M, DV, BLOCK_DV)
         stat = (slab * HEADS_Q + head) * total_q + q_row
         log_sum = load_log_sum(lse + stat, rows, BLOCK_M)[:, None]
-        own_delta = tl.load(delta + stat + query, mask=query < rows, other=0.0)[:, None]
-        k_head = k + kv_start * stride_kt + (head // GROUP) * stride_kh
-        v_head = v + kv_start * stride_vt + (head // GROUP) * stride_vh
+        own_delta = tl.load(delta + stat + query, mask=query < rows, other=0.0)
+        k_head = k + kv_start * ROW_K + (head // GROUP) * stride_kh
+        v_head = v + kv_start * ROW_V + (head // GROUP) * stride_vh
         for start in range(low, high, BLOCK_N):
             row = start.to(tl.int64)
-            k_tile = load_tile(k_head + row * stride_kt, stride_kt, kv_len - start, BLOCK_N, D, BLOCK_D)
-            v_tile = load_tile(v_head + row * stride_vt, stride_vt, kv_len - start, BLOCK_N, DV, BLOCK_DV)
+            k_tile = load_tile(k_head + row * ROW_K, ROW_K, kv_len - start, BLOCK_N, D, BLOCK_D)
+            v_tile = load_tile(v_head + row * ROW_V, ROW_V, kv_len - start, BLOCK_N, DV, BLOCK_DV)
             keys = high - start
             diagonal = first.to(tl.int64) + shift - start
-            mask = visible(query[:, None], key[None, :], diagonal, keys, left, right, HAS_LEFT, HAS_RIGHT)
+            mask = narrow(key < keys, query, key, diagonal, left, right, HAS_LEFT, HAS_RIGHT)
             p = probabilities(q_tile, k_tile, log_sum, mask, scale, unit, PRESCALE, PRECISION)
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
             ds = (p * (dp - own_delta)).to(k_tile.dtype)

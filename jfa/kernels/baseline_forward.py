@@ -10,9 +10,9 @@ from jfa.kernels.baseline_parts import (
     find_rows,
     key_range,
     load_tile,
+    narrow,
     softmax_step,
     store_tile,
-    visible,
 )
 
 RUN_TIME_SIZES = ["batch", "total_q", "total_kv", "left", "right"]  # never part of what is compiled
@@ -21,7 +21,8 @@ RUN_TIME_SIZES = ["batch", "total_q", "total_kv", "left", "right"]  # never part
 @triton.jit(do_not_specialize=RUN_TIME_SIZES)
 def forward_kernel(
     q, k, v, out, lse, kv_offsets, q_offsets, batch, total_q, total_kv,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, scale, unit, left, right,
+    scale, unit, left, right, stride_qh, stride_kh, stride_vh,
+    ROW_Q: tl.constexpr, ROW_K: tl.constexpr, ROW_V: tl.constexpr,
     HEADS_Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PACKED_Q: tl.constexpr, PRESCALE: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, PRECISION: tl.constexpr,
@@ -42,9 +43,9 @@ def forward_kernel(
 
     q_row = q_start + first
     q_rows = tl.where(high > low, q_len - first, 0)
-    q_tile = load_tile(q + q_row * stride_qt + head * stride_qh, stride_qt, q_rows, BLOCK_M, D, BLOCK_D)
-    k_head = k + kv_start * stride_kt + (head // GROUP) * stride_kh
-    v_head = v + kv_start * stride_vt + (head // GROUP) * stride_vh
+    q_tile = load_tile(q + q_row * ROW_Q + head * stride_qh, ROW_Q, q_rows, BLOCK_M, D, BLOCK_D)
+    k_head = k + kv_start * ROW_K + (head // GROUP) * stride_kh
+    v_head = v + kv_start * ROW_V + (head // GROUP) * stride_vh
 
     query = tl.arange(0, BLOCK_M)[:, None]
     key = tl.arange(0, BLOCK_N)[None, :]
@@ -53,15 +54,14 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for start in range(low, high, BLOCK_N):
         row = start.to(tl.int64)
-        k_tile = load_tile(k_head + row * stride_kt, stride_kt, kv_len - start, BLOCK_N, D, BLOCK_D)
-        v_tile = load_tile(v_head + row * stride_vt, stride_vt, kv_len - start, BLOCK_N, DV, BLOCK_DV)
+        k_tile = load_tile(k_head + row * ROW_K, ROW_K, kv_len - start, BLOCK_N, D, BLOCK_D)
+        v_tile = load_tile(v_head + row * ROW_V, ROW_V, kv_len - start, BLOCK_N, DV, BLOCK_DV)
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if PRESCALE:  # scale <= 0: multiply before masking, -inf * 0 is no number
             s = s * scale
         diagonal = first.to(tl.int64) + shift - start
-        s = tl.where(
-            visible(query, key, diagonal, kv_len - start, left, right, HAS_LEFT, HAS_RIGHT), s, float("-inf")
-        )
+        mask = narrow(key < kv_len - start, query, key, diagonal, left, right, HAS_LEFT, HAS_RIGHT)
+        s = tl.where(mask, s, float("-inf"))
         p, alpha, row_max, row_sum = softmax_step(s, unit, row_max, row_sum)
         acc = acc * alpha[:, None]
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)

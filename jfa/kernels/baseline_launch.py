@@ -24,23 +24,20 @@ def padded(size):
 
 
 def query_bucket(problem):
-    """Return what the tuning knows of the number of queries: M rounded up to a power of two, 16 to 512, or 0 if packed."""
-    return min(padded(problem.total_q), 512) if problem.broadcast_q else 0
+    """Return all that tuning knows of the number of queries: M as a power of two from 16 to 512, or 512 if packed."""
+    return min(padded(problem.total_q), 512) if problem.broadcast_q else 512
 
 
 def configurations(table, problem, arch):
-    """Return the (BLOCK_M, BLOCK_N, num_warps, num_stages) that suit a problem; the first is the known one."""
+    """Return the (BLOCK_M, BLOCK_N, num_warps, num_stages) that suit a problem; the first is the known one.
+
+    Blocks below 64 rows are for fewer queries than that, and where a table has none as large.
+    """
     by_size = table["float32" if problem.dtype == torch.float32 else arch]
-    size = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    configs = by_size[max(size, 64)]
+    configs = by_size[max(padded(problem.head_dim), padded(problem.head_dim_v), 64)]
     bucket = query_bucket(problem)
-    if bucket == 0:
-        return tuple(configs)
-    fitting = [c for c in configs if c[0] <= max(bucket, 64)]
-    if bucket < min(c[0] for c in configs):  # a block of 16 or 32 rows for as few queries
-        _, block_n, _, stages = min(configs)
-        fitting.insert(0, (bucket, block_n, 4, stages))
-    return tuple(fitting)
+    low = min(bucket, 64, max(config[0] for config in configs))
+    return tuple(config for config in configs if low <= config[0] <= max(bucket, 64))
 
 
 def facts(problem, q):

@@ -133,19 +133,18 @@ def query_range(first_key, keys, shift, q_len, left, right, HAS_LEFT: tl.constex
 
 
 @triton.jit
-def visible(query, key, diagonal, keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Return which keys of a tile its queries see; query and key are positions inside the tile that broadcast.
+def narrow(mask, row, column, diagonal, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr):
+    """Narrow a tile's mask to diagonal - before <= column - row <= diagonal + after.
 
-    ``keys`` counts the keys from the tile's first on, ``diagonal`` (int64) is the key position, inside the
-    tile, that lies under query 0: first_query + kv_len - q_len - first_key.
+    row and column are positions inside the tile; ``diagonal`` (int64) is the column, also past the tile's edge,
+    that the first row is aligned with. Each bound is one number a row: an element costs one comparison.
     """
-    mask = key < keys
-    if HAS_LEFT:
-        limit = tl.minimum(tl.maximum(diagonal - left, -65536), 65536).to(tl.int32)
-        mask = mask & (key >= query + limit)
-    if HAS_RIGHT:
-        limit = tl.minimum(tl.maximum(diagonal + right, -65536), 65536).to(tl.int32)
-        mask = mask & (key <= query + limit)
+    if HAS_BEFORE:
+        first = tl.minimum(tl.maximum(diagonal - before, -65536), 65536).to(tl.int32)
+        mask = mask & (column >= row + first)
+    if HAS_AFTER:
+        last = tl.minimum(tl.maximum(diagonal + after, -65536), 65536).to(tl.int32)
+        mask = mask & (column <= row + last)
     return mask
 
 
