@@ -469,6 +469,20 @@ def test_a_broken_assumption_is_a_finding():
 
 
 @triton.jit
+def divisions(out, n):
+    tl.store(out, 7 // n)
+    tl.store(out + 1, 7 % n)
+    tl.store(out + 2 + tl.arange(0, 2), tl.arange(0, 2) // (tl.arange(0, 2) * n))
+
+
+def test_a_division_by_zero_gives_what_the_gpu_gives_and_a_warning():
+    out = torch.zeros(4, dtype=torch.int32)
+    report = launch(divisions, (1,), out, 0)
+    assert out.tolist() == [-1, 7, -1, -1]
+    assert [f.kind for f in report.warnings()] == ["division by zero"] * 2
+
+
+@triton.jit
 def branchy(a, b):
     if a > b:
         return a - b
