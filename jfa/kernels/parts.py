@@ -86,7 +86,7 @@ class Tile:
 class Work:
     """The tile list and the facts of the call that every role needs.
 
-    ``items`` = records that have keys * HEADS / PACK. Without windows LEFT and RIGHT are False and cost nothing.
+    ``items`` = records that have keys * HEADS / PACK. Without a window LEFT and RIGHT are False and free.
     """
 
     records: tl.tensor
@@ -178,6 +178,17 @@ class Work:
         return first, tl.maximum(end, 0) // self.BLOCK_N
 
     @triton.jit
+    def walk(self, tile):
+        """The tile's blocks in an order that has all masked ones first (see Walk)."""
+        last, count = self.blocks(tile)
+        first_bulk, end_bulk = self.unmasked(tile, tile.row, self.BLOCK_M)
+        high = tl.minimum(tl.maximum(last + 1 - end_bulk, 1), count)
+        low = 0
+        if self.LEFT:
+            low = tl.minimum(tl.maximum(first_bulk - (last - count + 1), 0), count - high)
+        return Walk(last, count, high, high + low, self.LEFT)
+
+    @triton.jit
     def seen(self, tile, rows, columns):
         """Which keys (columns, counted in the sequence) the rows see; (rows, columns) or (1, columns)."""
         shift = tile.kv_len - tile.q_len
@@ -189,6 +200,31 @@ class Work:
         if self.LEFT:
             mask = mask & (columns[None, :] >= (rows + (shift - self.left))[:, None])
         return mask
+
+
+@triton.aggregate
+class Walk:
+    """A tile's way over its ``count`` blocks of keys: the high edge downwards, the low edge, then the bulk.
+
+    Blocks 0 to ``masked`` - 1 of the way hide keys from some row (the first may), the others from none.
+    """
+
+    last: tl.tensor
+    count: tl.tensor
+    high: tl.tensor  # blocks of the high edge
+    masked: tl.tensor  # blocks of both edges
+    LEFT: tl.constexpr
+
+    @triton.jit
+    def block(self, j):
+        """The j-th block of the way, counted in the sequence."""
+        block = self.last - j
+        if self.LEFT:
+            low = self.masked - self.high
+            bulk = self.last - (j - low)
+            edge = self.last - self.count + 1 + (j - self.high)
+            block = tl.where(j < self.high, block, tl.where(j < self.masked, edge, bulk))
+        return block
 
 
 @triton.aggregate
@@ -259,22 +295,22 @@ def hear_ticket(deal, k, before=0):
 def draw_same_queries(deal, k, before):
     """Stay with the (head, query block) of item ``before``: items of one class lie CLASSES apart.
 
-    Each class has a counter; when it runs out the CTA helps the class with most work left.
+    Each class has its counter. The last quarter of the list, the least work, is anyone's: it evens out what
+    unequal numbers of CTAs in the classes leave. Every branch follows from an atomic's result, which a warp's
+    lanes agree on; a counter that is merely loaded may differ from lane to lane while others add to it.
     """
     t = deal.program
     if k > 0:
-        class_ = before % deal.CLASSES
-        own = tl.cdiv(deal.programs - class_, deal.CLASSES)
-        t = (own + tl.atomic_add(deal.counter + class_, 1, sem="relaxed")) * deal.CLASSES + class_
-        while (t >= deal.items) & (class_ >= 0):
-            classes = tl.arange(0, triton.next_power_of_2(deal.CLASSES))
-            given = tl.cdiv(deal.programs - classes, deal.CLASSES)
-            given += tl.load(deal.counter + classes, classes < deal.CLASSES, 0, volatile=True)
-            left = tl.where(classes < deal.CLASSES, deal.items - (given * deal.CLASSES + classes), 0)
-            class_ = tl.where(tl.max(left, 0) > 0, tl.argmax(left, 0), -1)
-            if class_ >= 0:
-                own = tl.cdiv(deal.programs - class_, deal.CLASSES)
-                t = (own + tl.atomic_add(deal.counter + class_, 1, sem="relaxed")) * deal.CLASSES + class_
+        common = (deal.items // (4 * deal.CLASSES) * 3) * deal.CLASSES
+        common = tl.maximum(common, tl.cdiv(deal.programs, deal.CLASSES) * deal.CLASSES)
+        t = common
+        if before < common:
+            class_ = before % deal.CLASSES
+            first = tl.cdiv(deal.programs - class_, deal.CLASSES)  # CTAs that began with this class
+            turn = first + tl.atomic_add(deal.counter + class_, 1, sem="relaxed")
+            t = turn * deal.CLASSES + class_
+        if t >= common:
+            t = common + tl.atomic_add(deal.counter + deal.CLASSES, 1, sem="relaxed")
     return t
 
 
@@ -289,7 +325,7 @@ def keep_queries(work, tile, last):
     """With broadcast-Q only when head or query block change: Q depends on nothing else."""
     fresh = (tile.head != last.head) | (tile.row != last.row)
     if not work.BROADCAST:
-        fresh = tile.kv_len == tile.kv_len
+        fresh = fresh | True
     return fresh
 
 

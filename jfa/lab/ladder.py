@@ -6,6 +6,7 @@ rows with their provenance.
 """
 
 import argparse
+import dataclasses
 import sys
 
 import torch
@@ -165,8 +166,44 @@ def milliseconds(graphs: dict, rounds: int) -> dict:
 
 
 def variants(direction: str) -> dict:
-    """The Hopper steps by name; more can be added by a caller that wants to compare configurations."""
+    """The Hopper steps by name."""
     return {step.name: step for step in steps.ladder("hopper", direction)}
+
+
+def experiments() -> dict:
+    """Variants of the last forward steps, each with one thing changed."""
+    from jfa.kernels import parts
+    from jfa.kernels.hopper import forward
+
+    ladder = variants("forward")
+    peeled, stationary = ladder["peeled"], ladder["stationary"]
+
+    def tiled(step, **numbers):
+        rule = step.tiling
+        return dataclasses.replace(step, tiling=lambda problem: rule(problem) | numbers)
+
+    staged = dataclasses.replace(peeled, finish=forward.finish_staged)
+    return {
+        "peeled": peeled,
+        "peeled pingpong": tiled(peeled, PINGPONG=True),
+        "peeled BN64": tiled(peeled, BLOCK_N=64, KV_DEPTH=10),
+        "peeled BN128": tiled(peeled, BLOCK_N=128, KV_DEPTH=5),
+        "peeled natural": dataclasses.replace(peeled, order="natural"),
+        "staged Q2 KV4": tiled(staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
+        "staged Q1 KV5": tiled(staged, STAGING=True, Q_DEPTH=1, KV_DEPTH=5, BLOCK_N=128),
+        "staged Q2 KV4 pingpong": tiled(
+            staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128, PINGPONG=True
+        ),
+        "staged zigzag": dataclasses.replace(
+            tiled(staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
+            draw=parts.boustrophedon,
+            publish=parts.stay_silent,
+            hear=parts.boustrophedon,
+        ),
+        "stationary": stationary,
+        "stationary BN64": tiled(stationary, BLOCK_N=64, KV_DEPTH=10),
+        "stationary Q2 KV4": tiled(stationary, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
+    }
 
 
 def measure(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 30):
@@ -222,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("direction", choices=("forward", "backward"))
     parser.add_argument("--output", help="CSV file for the measured rows")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--experiments", action="store_true", help="variants of the last steps instead")
     parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
     chosen = parser.parse_args(arguments)
     if chosen.only != "times":
@@ -231,11 +269,12 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.only == "table" or not torch.cuda.is_available():
         return 0
     measured = []
-    for row in measure(chosen.direction, SHAPES, variants(chosen.direction), chosen.rounds):
+    compared = experiments() if chosen.experiments else variants(chosen.direction)
+    for row in measure(chosen.direction, SHAPES, compared, chosen.rounds):
         measured.append(row)
         print(
             f"M={row['M']:<4} N={row['N']:<5} density {row['density']:<4} {row['scope']:<7}"
-            f"{row['step']:<18}{row['ms_p50'] * 1e3:9.1f} us {row['tflops']:7.0f} TFLOPS",
+            f"{row['step']:<24}{row['ms_p50'] * 1e3:9.1f} us {row['tflops']:7.0f} TFLOPS",
             flush=True,
         )
     if chosen.output:

@@ -20,7 +20,7 @@ def one_tile(problem: Problem) -> dict[str, int]:
         "STAGING": False,
         "PINGPONG": True,
         "CLASSES": 1,
-        "REGISTERS": 240,
+        "REGISTERS": 232,
     }
 
 

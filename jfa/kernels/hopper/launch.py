@@ -62,6 +62,8 @@ def forward(
         q = torch.zeros_like(q) if problem.scale == 0 else -q
     scale = abs(problem.scale) or 1.0
     programs = min(multiprocessors(q.device), schedule.q_tiles.shape[0] * problem.heads_q)
+    if programs < roles["CLASSES"]:
+        roles["CLASSES"] = 1  # a class that no CTA begins with would be nobody's
     kernel[(programs,)](
         ragged_descriptor(packed_rows(q), ROWS.value, problem.head_dim),
         ragged_descriptor(packed_rows(k), block_n, problem.head_dim),
@@ -72,7 +74,7 @@ def forward(
         schedule.q_tiles,
         schedule.q_counts,
         schedule.q_offsets,
-        torch.zeros(roles["CLASSES"], dtype=torch.int32, device=q.device),
+        torch.zeros(roles["CLASSES"] + 1, dtype=torch.int32, device=q.device),
         problem.total_q,
         problem.window_left,
         problem.window_right,
