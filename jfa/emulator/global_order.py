@@ -52,10 +52,15 @@ class GlobalOrder:
         self.stored = None  # tells whether the store in progress leaves memory as it is
 
     def shadow(self, buf):
-        """The shadow of a buffer's host allocation, and the buffer's byte offset in it."""
-        root = getattr(buf, "root", None) or buf
-        flat = root.flat
-        owner = flat
+        """The shadow of a buffer's host allocation, and the buffer's byte offset in it (remembered on the
+        buffer).
+        """
+        if buf.shadow is None:
+            buf.shadow = self.find_shadow(buf)
+        return buf.shadow
+
+    def find_shadow(self, buf):
+        owner = buf.root.flat
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         key = owner.__array_interface__["data"][0]

@@ -18,8 +18,6 @@ JIT_TYPES = {
     "ConstexprFunction",
     "Autotuner",
     "Heuristics",
-    "StubJIT",
-    "StubAutotuner",
 }
 
 triton_facade = types.SimpleNamespace(

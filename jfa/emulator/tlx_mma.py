@@ -178,7 +178,10 @@ def _tcgen05(kind, A, B, acc, use_acc, pred, bars, two_ctas, force_async, flop, 
             if split:
                 value = np.concatenate(np.split(value, 2, axis=1), axis=0)
             target = c.array()
-            target[...] = value + target if accumulate else value
+            if accumulate:
+                np.add(target, value, out=target, casting="same_kind")
+            else:
+                target[...] = value
         for bar in targets:
             bar.arrive(1, op.clock, op.site, ("o", op.id))
 
