@@ -61,7 +61,7 @@ def jagged_flash_attention(
     left, right = _check_window(window)
     if causal:
         right = 0
-    _check_options(scale, max_kv_len, backend)
+    _check_options(scale, max_kv_len, backend, schedule, step)
     options = (scale, left, right, max_kv_len, backend, _step_key(step), bool(deterministic), check)
     if schedule is None:
         out, lse = torch.ops.jfa.forward(q, k, v, kv_offsets, q_offsets, *options)
@@ -156,7 +156,7 @@ def _check_window(window) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _check_options(scale, max_kv_len, backend) -> None:
+def _check_options(scale, max_kv_len, backend, schedule, step) -> None:
     if scale is not None:
         if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
@@ -167,6 +167,10 @@ def _check_options(scale, max_kv_len, backend) -> None:
             raise ValueError(f"max_kv_len: expected 0 or more rows, got {max_kv_len}")
     if backend not in backends.NAMES:
         raise ValueError(f"backend: expected one of {', '.join(backends.NAMES)}, got {backend!r}")
+    if schedule is not None and not hasattr(schedule, "tensors"):
+        raise TypeError(f"schedule: expected a jfa.schedule.Schedule or None, got {type(schedule).__name__}")
+    if not (step is None or isinstance(step, str) or hasattr(step, "name")):
+        raise TypeError(f"step: expected a name, a step or None, got {type(step).__name__}")
 
 
 # --------------------------------------------------------------------------------------------------- steps
@@ -179,12 +183,15 @@ def _step_key(step) -> str | None:
     return step if step is None or isinstance(step, str) else _keep(step)
 
 
-@torch.compiler.assume_constant_result
 def _keep(step) -> str:
-    # Constant for torch.compile, which would otherwise fill the registry after the operator has looked there.
     key = f"{step.name}#{id(step)}"
     _STEPS[key] = step
     return key
+
+
+# Constant for torch.compile, which would otherwise fill the registry after the operator has looked there.
+# torch.compiler.assume_constant_result does just this, but importing it would import the whole compiler.
+_keep._dynamo_marked_constant = True
 
 
 def _find_step(key: str | None, backend: str, direction: str):

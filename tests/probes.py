@@ -8,6 +8,7 @@ map becomes an exact wrong number.
 
 import contextlib
 import math
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,10 @@ import torch
 import jfa
 from jfa import backends
 from jfa.jagged import lengths_to_offsets
+
+
+# cuBLAS refuses to work in torch's deterministic mode without it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @dataclass(frozen=True)

@@ -347,6 +347,8 @@ BAD = [
         ValueError,
         "backend: expected one of auto, reference, triton, hopper, blackwell, got 'cuda'",
     ),
+    ({"schedule": [1, 2]}, TypeError, "schedule: expected a jfa.schedule.Schedule or None, got list"),
+    ({"step": 3}, TypeError, "step: expected a name, a step or None, got int"),
     ({"kv_offsets": None}, TypeError, "kv_offsets: expected a torch.Tensor of int32 or int64, got NoneType"),
 ]
 
