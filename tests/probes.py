@@ -19,7 +19,6 @@ import jfa
 from jfa import backends
 from jfa.jagged import lengths_to_offsets
 
-
 # cuBLAS refuses to work in torch's deterministic mode without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
