@@ -41,6 +41,7 @@ import importlib.util
 import jfa
 assert "triton" not in sys.modules and "jfa.emulator" not in sys.modules
 import torch
+import torch.utils._triton
 assert not torch.utils._triton.has_triton_package()  # nothing for PyTorch to compile with
 print(importlib.util.find_spec("triton").origin)
 import triton, triton.language as tl, triton.language.extra.tlx as tlx
