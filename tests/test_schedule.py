@@ -1,0 +1,190 @@
+"""Tile lists: the kernel and PyTorch's operators agree, every tile is there once, and the order is right."""
+
+import itertools
+
+import pytest
+import torch
+
+from jfa import emulator
+from jfa.jagged import lengths_to_offsets
+from jfa.kernels import tiles
+from jfa.kernels.problem import Problem
+from jfa.schedule import ORDERS, Schedule, capacities, make_schedule
+
+RAGGED = [0, 5, 64, 129, 1, 128, 0, 70]
+QUERIES = [3, 0, 200, 1, 77, 300, 0, 9]
+KINDS = list(itertools.product(ORDERS, (False, True)))
+
+
+def offsets(lengths, dtype=torch.int32):
+    return None if lengths is None else lengths_to_offsets(torch.tensor(lengths, dtype=torch.int64), dtype)
+
+
+def rows_of(lengths, queries, slack=3):
+    kv = sum(lengths) + slack
+    return (192 if queries is None else sum(queries) + slack), kv
+
+
+def records(tiles_, counts):
+    return tiles_[: int(counts[1])].tolist()
+
+
+def listed(lengths, queries, order, pruned, **options):
+    shapes = rows_of(lengths, queries)
+    return make_schedule(
+        shapes, offsets(lengths), offsets(queries), 128, 64, order=order, pruned=pruned, **options
+    )
+
+
+@pytest.mark.parametrize("order,pruned", KINDS)
+@pytest.mark.parametrize("queries", [None, QUERIES], ids=["broadcast", "packed"])
+@pytest.mark.parametrize("lengths", [RAGGED, [0] * 8, [70000] + 7 * [2]], ids=["ragged", "empty", "giant"])
+def test_kernel_and_operators_make_the_same_lists(lengths, queries, order, pruned):
+    args = (offsets(lengths), offsets(queries), *rows_of(lengths, queries), 128, 64, order, pruned)
+    expected = tiles._listed(*args)
+    with emulator.emulate(policy="random", seed=5) as emulation:
+        found = tiles.ranked(*args)
+    assert [str(finding) for report in emulation.reports for finding in report.errors()] == []
+    for at in (0, 2):
+        assert torch.equal(expected[at + 1], found[at + 1])
+        assert records(*expected[at : at + 2]) == records(*found[at : at + 2])
+    assert torch.equal(expected[4], found[4])
+
+
+@pytest.mark.parametrize("order,pruned", KINDS)
+@pytest.mark.parametrize("queries", [None, QUERIES], ids=["broadcast", "packed"])
+def test_every_tile_is_listed_once_with_its_rows(queries, order, pruned):
+    schedule = listed(RAGGED, queries, order, pruned)
+    starts = offsets(RAGGED).tolist()
+    own = 8 * [192] if queries is None else [*queries, 3]
+    expected = {
+        (b, i, starts[b], RAGGED[b] if b < 8 else 0)
+        for b, length in enumerate(own)
+        for i in range(-(-length // 128))
+    }
+    found = records(schedule.q_tiles, schedule.q_counts)
+    assert len(found) == len(expected) and set(map(tuple, found)) == expected
+    keys = [*RAGGED, 3]
+    expected = {(b, i, starts[b], keys[b]) for b in range(9) for i in range(-(-keys[b] // 64))}
+    found = records(schedule.kv_tiles, schedule.kv_counts)
+    assert len(found) == len(expected) and set(map(tuple, found)) == expected
+
+
+def test_sorted_descends_by_blocks_of_work_and_keeps_equals_in_order():
+    found = records(
+        *[getattr(listed(RAGGED, None, "sorted", True), name) for name in ("q_tiles", "q_counts")]
+    )
+    work = [-(-record[3] // 64) for record in found]
+    assert work == sorted(work, reverse=True) and work[0] == 3
+    assert [record[:2] for record in found if -(-record[3] // 64) == 1] == [
+        [1, 1],
+        [1, 0],
+        [2, 1],
+        [2, 0],
+        [4, 1],
+        [4, 0],
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_pruned_counts_only_tiles_with_work_and_puts_them_first(order):
+    schedule = listed(RAGGED, QUERIES, order, True)
+    busy, everything = schedule.q_counts.tolist()
+    found = records(schedule.q_tiles, schedule.q_counts)
+    assert 0 < busy < everything and all(record[3] > 0 for record in found[:busy])
+    assert all(record[3] == 0 for record in found[busy:])
+    busy, everything = schedule.kv_counts.tolist()
+    found = records(schedule.kv_tiles, schedule.kv_counts)
+    assert all(record[0] < 8 and QUERIES[record[0]] > 0 for record in found[:busy])
+    assert all(record[0] == 8 or QUERIES[record[0]] == 0 for record in found[busy:])
+    unpruned = listed(RAGGED, QUERIES, order, False)
+    assert unpruned.kv_counts.tolist() == [everything, everything]
+
+
+@pytest.mark.parametrize("queries", [None, QUERIES], ids=["broadcast", "packed"])
+def test_capacity_is_known_from_shapes_and_suffices(queries):
+    schedule = listed(RAGGED, queries, "sorted", True)
+    shapes = rows_of(RAGGED, queries)
+    wanted = capacities(8, *shapes, 128, 64, queries is None)
+    assert (schedule.q_tiles.shape[0], schedule.kv_tiles.shape[0]) == wanted
+    worst = capacities(8, 8, 8, 128, 64, False)
+    ones = make_schedule((8, 8), offsets(8 * [1]), offsets(8 * [1]), 128, 64)
+    assert int(ones.q_counts[1]) <= worst[0] and int(ones.kv_counts[1]) <= worst[1]
+
+
+def test_host_and_device_agree_and_tensors_carry_a_schedule():
+    device, host = (listed(RAGGED, QUERIES, "sorted", True, where=where) for where in ("device", "host"))
+    again = Schedule.from_tensors(device.tensors())
+    for name in ("q_tiles", "q_counts", "kv_tiles", "kv_counts", "q_offsets"):
+        assert torch.equal(getattr(device, name), getattr(host, name))
+        assert torch.equal(getattr(device, name), getattr(again, name))
+    assert (again.block_m, again.block_n, again.order, again.pruned) == (128, 64, "sorted", True)
+
+
+def test_int64_offsets_and_a_problem_give_the_same_lists():
+    problem = Problem(8, 2, 2, 64, 64, *rows_of(RAGGED, None), True, 1.0)
+    wide = make_schedule(problem, offsets(RAGGED, torch.int64), None, 128, 64)
+    narrow = listed(RAGGED, None, "sorted", True)
+    assert torch.equal(wide.q_counts, narrow.q_counts) and wide.q_tiles.dtype == torch.int32
+    assert records(wide.q_tiles, wide.q_counts) == records(narrow.q_tiles, narrow.q_counts)
+
+
+def test_no_sequences_and_many_sequences():
+    none = make_schedule((5, 3), offsets([]), None)
+    assert none.q_counts.tolist() == [0, 0] and none.kv_counts.tolist() == [0, 1]
+    many = make_schedule((1, 3 * 9000), offsets(9000 * [3]), None)
+    assert many.q_counts.tolist() == [9000, 9000]
+
+
+def test_unknown_words_are_refused():
+    with pytest.raises(ValueError, match="order"):
+        make_schedule((1, 1), offsets([1]), None, order="random")
+    with pytest.raises(ValueError, match="where"):
+        make_schedule((1, 1), offsets([1]), None, where="here")
+
+
+# ------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 768, 3000])
+def test_on_a_gpu_the_kernel_agrees_with_the_operators(batch):
+    draw = torch.Generator().manual_seed(batch)
+    lengths = torch.randint(0, 700, (batch,), generator=draw).tolist()
+    queries = torch.randint(0, 300, (batch,), generator=draw).tolist()
+    for query, (order, pruned) in itertools.product((None, queries), KINDS):
+        shapes = rows_of(lengths, query)
+        on_cpu = offsets(lengths), offsets(query)
+        on_gpu = [None if x is None else x.cuda() for x in on_cpu]
+        a = make_schedule(shapes, *on_cpu, order=order, pruned=pruned)
+        b = make_schedule(shapes, *on_gpu, order=order, pruned=pruned)
+        for name in ("q_counts", "kv_counts", "q_offsets"):
+            assert torch.equal(getattr(a, name), getattr(b, name).cpu())
+        assert records(a.q_tiles, a.q_counts) == records(b.q_tiles, b.q_counts)
+        assert records(a.kv_tiles, a.kv_counts) == records(b.kv_tiles, b.kv_counts)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_takes_at_most_15_microseconds_and_fits_a_graph():
+    lengths = torch.randint(0, 1024, (768,), generator=torch.Generator().manual_seed(0)).tolist()
+    kv_offsets = offsets(lengths).cuda()
+    shapes = rows_of(lengths, None)
+    make_schedule(shapes, kv_offsets, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            schedule = make_schedule(shapes, kv_offsets, None)
+    times = []
+    for _ in range(20):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 20 * 1e3)
+    assert sorted(times)[10] <= 15, times
+    kv_offsets.copy_(offsets(lengths[::-1]).cuda())
+    graph.replay()
+    expected = make_schedule(shapes, offsets(lengths[::-1]), None)
+    assert records(schedule.q_tiles, schedule.q_counts) == records(expected.q_tiles, expected.q_counts)
