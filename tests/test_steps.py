@@ -1,0 +1,68 @@
+"""The ladders: complete, in order, one idea a step, and roles that can be replaced."""
+
+import dataclasses
+
+import pytest
+
+from jfa import steps
+from jfa.kernels.problem import Problem
+from jfa.kernels.step import Step
+from jfa.lab.source import changed_lines
+
+ISSUED = ["warp_specialized", "balanced", "dynamic", "peeled", "stationary"]
+LADDERS = [(arch, "forward", steps.FORWARD[arch]) for arch in steps.FORWARD]
+LADDERS += [(arch, "backward", steps.BACKWARD[arch]) for arch in steps.BACKWARD]
+# A step of another class is another kernel: there is no diff to read.
+PAIRS = [(a, b) for _, _, ladder in LADDERS for a, b in zip(ladder, ladder[1:]) if type(a) is type(b)]
+PROBLEM = Problem(8, 4, 4, 128, 128, 128, 4096, True, 128**-0.5)
+
+
+@pytest.mark.parametrize("arch", steps.FORWARD)
+def test_the_forward_ladder_has_the_steps_of_the_course_in_order(arch):
+    names = [step.name for step in steps.FORWARD[arch]]
+    assert [name for name in names if name in ISSUED] == ISSUED
+
+
+@pytest.mark.parametrize("arch,direction,ladder", LADDERS)
+def test_a_step_says_what_it_is(arch, direction, ladder):
+    assert len({step.name for step in ladder}) == len(ladder)
+    for step in ladder:
+        assert isinstance(step, Step) and (step.arch, step.direction) == (arch, direction)
+        assert step.title and step.idea.endswith(".") and step.notebook
+        assert step.order in ("natural", "sorted")
+        assert steps.find(arch, direction, step.name) is step
+        assert steps.find(arch, direction, step) is step
+    if ladder:
+        assert steps.find(arch, direction) is ladder[-1]
+
+
+@pytest.mark.parametrize("before,after", PAIRS, ids=lambda step: f"{step.arch}-{step.direction}-{step.name}")
+def test_a_step_changes_something_and_at_most_about_80_lines(before, after):
+    assert 0 < changed_lines(before, after) <= 88
+
+
+@pytest.mark.parametrize("arch", steps.FORWARD)
+def test_the_constexprs_of_a_step_are_its_roles_and_its_numbers(arch):
+    for step in steps.FORWARD[arch]:
+        numbers = step.constexprs(PROBLEM)
+        assert len(step.roles()) >= 5
+        assert all(numbers[name.upper()] is role for name, role in step.roles().items())
+        assert numbers["BLOCK_M"] in (64, 128, 256) and numbers["BLOCK_N"] in (64, 128)
+
+
+def test_a_replaced_role_is_the_one_that_is_compiled():
+    step = steps.find("hopper", "forward", "peeled")
+    other = dataclasses.replace(step, attend=steps.find("hopper", "forward", "dynamic").attend)
+    assert other.constexprs(PROBLEM)["ATTEND"] is not step.constexprs(PROBLEM)["ATTEND"]
+    assert steps.find("hopper", "forward", other) is other
+
+
+def test_unknown_steps_are_refused_by_name():
+    with pytest.raises(ValueError, match="expected one of warp_specialized, balanced"):
+        steps.find("hopper", "forward", "fast")
+    with pytest.raises(ValueError, match="arch: expected one of hopper, blackwell"):
+        steps.find("ampere", "forward")
+    with pytest.raises(ValueError, match="direction"):
+        steps.find("hopper", "sideways")
+    with pytest.raises(TypeError, match="expected one of blackwell forward, got hopper forward"):
+        steps.find("blackwell", "forward", steps.FORWARD["hopper"][0])
