@@ -13,6 +13,7 @@ PACKAGE = ROOT / "jfa"
 FILES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES = 400
 ROLE_LINES = 80
+CAST_LINES = 150  # a kernel that allocates the rings, draws the timeline and lists its roles
 
 
 def module_name(path: Path) -> str:
@@ -149,7 +150,8 @@ def test_a_role_can_be_read_at_one_sight():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and is_jit(node):
                 lines = node.end_lineno - node.lineno + 1
-                if lines >= ROLE_LINES:
+                limit = CAST_LINES if "async_tasks()" in ast.unparse(node) else ROLE_LINES
+                if lines >= limit:
                     long.append(f"{module_name(path)}.{node.name}: {lines} lines")
     assert long == []
 
