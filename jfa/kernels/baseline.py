@@ -1,15 +1,16 @@
 """The compiler-scheduled baseline: jagged flash attention in plain Triton, forward and backward.
 
-One program a tile, one warp group that does everything, ``tl.dot`` and pointers: what a mature kernel looks like
-when the compiler alone decides what overlaps. It has every feature of the public function, never asks the device for
-a length, and is where the ladder of the course starts. Its kernels stand in ``baseline_forward.py`` and
-``baseline_backward.py``, the small functions that they share in ``baseline_parts.py``, tuning and launching in
-``baseline_launch.py``.
+One program a tile, one warp group that does everything, ``tl.dot`` and pointers: what a mature kernel looks
+like when the compiler alone decides what overlaps. It has every feature of the public function, never asks
+the device for a length, and is where the ladder of the course starts. Its kernels stand in
+``baseline_forward.py`` and ``baseline_backward.py``, the small functions that they share in
+``baseline_parts.py``, tuning and launching in ``baseline_launch.py``.
 """
 
 import math
 
 import torch
+import triton
 
 from jfa.kernels.baseline_backward import delta_kernel, dkdv_kernel, dq_kernel, sum_kernel
 from jfa.kernels.baseline_forward import forward_kernel
@@ -31,73 +32,68 @@ DQ_PROGRAMS = (
     528  # programs that share the key tiles of a broadcast-Q dQ; fixed, so that sums keep their order
 )
 
-# (BLOCK_M, BLOCK_N, num_warps, num_stages) by the larger head dimension, padded. `configurations` leaves out what does
-# not suit the number of queries; the first that is left is the known one: it runs without tuning.
+# (BLOCK_M, BLOCK_N, num_warps, num_stages) by the larger head dimension, padded. The first of a list is
+# the known one, which runs without tuning; with fewer than 64 queries the one of "few" comes before it.
 FORWARD = {
+    "few": {64: (16, 64, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 2)},
     "hopper": {
-        64: [(16, 64, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
-        128: [(16, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2)],
-        256: [(16, 32, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2)],
+        64: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
+        128: [(128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2)],
+        256: [(128, 64, 8, 2), (64, 64, 4, 2)],
     },
     "blackwell": {
-        64: [(16, 64, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
-        128: [(16, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 1), (64, 64, 8, 2), (64, 64, 4, 3)],
-        256: [(16, 32, 4, 2), (128, 32, 8, 3), (64, 64, 8, 2)],
+        64: [(128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
+        128: [(128, 64, 8, 3), (128, 128, 8, 1), (64, 64, 8, 2), (64, 64, 4, 3)],
+        256: [(128, 32, 8, 3), (64, 64, 8, 2)],
     },
     "other": {
-        64: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)],
-        128: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 32, 8, 2)],
-        256: [(16, 32, 4, 2), (64, 32, 8, 2)],
+        64: [(64, 64, 4, 2), (128, 64, 4, 2)],
+        128: [(64, 64, 4, 2), (128, 32, 8, 2)],
+        256: [(64, 32, 8, 2)],
     },
     "float32": {
-        64: [(16, 32, 4, 2), (64, 32, 8, 2)],
-        128: [(16, 32, 4, 2), (64, 32, 8, 2)],
-        256: [(16, 16, 4, 1), (32, 32, 8, 1)],
+        64: [(64, 32, 8, 2), (16, 32, 4, 2)],
+        128: [(32, 64, 8, 2), (32, 32, 8, 2)],
+        256: [(32, 32, 8, 1)],
     },
 }
 DKDV = {
+    "few": {64: (32, 64, 4, 2), 128: (32, 64, 4, 2), 256: (32, 32, 8, 1)},
     "hopper": {
-        64: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (128, 128, 8, 2)],
-        128: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (64, 64, 8, 2)],
-        256: [(32, 64, 8, 1), (64, 32, 8, 1)],
+        64: [(64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (128, 128, 8, 2)],
+        128: [(64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (64, 64, 8, 2)],
+        256: [(64, 32, 8, 1), (32, 64, 8, 1)],
     },
     "blackwell": {
-        64: [(32, 64, 4, 2), (64, 128, 8, 2), (64, 64, 4, 2)],
-        128: [(32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2)],
+        64: [(64, 128, 8, 2), (64, 64, 4, 2)],
+        128: [(64, 64, 4, 2), (64, 64, 8, 2)],
         256: [(32, 64, 8, 1)],
     },
     "other": {
         64: [(32, 64, 4, 2), (64, 64, 8, 2)],
-        128: [(32, 64, 8, 1), (32, 32, 4, 2)],
+        128: [(32, 32, 4, 2), (32, 64, 8, 1)],
         256: [(32, 32, 8, 1)],
     },
     "float32": {
-        64: [(16, 32, 4, 1), (32, 16, 4, 1)],
-        128: [(16, 32, 4, 1), (32, 32, 8, 1)],
+        64: [(16, 32, 4, 1), (32, 32, 8, 1)],
+        128: [(32, 32, 8, 1), (16, 32, 4, 1)],
         256: [(16, 16, 4, 1)],
     },
 }
 DQ = {
+    "few": {64: (16, 64, 4, 2), 128: (16, 64, 4, 2), 256: (16, 64, 8, 1)},
     "hopper": {
-        64: [(16, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
-        128: [(16, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 1)],
-        256: [(32, 64, 8, 1), (128, 32, 8, 1), (64, 32, 8, 2)],
+        64: [(128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
+        128: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 1)],
+        256: [(64, 32, 8, 2), (128, 32, 8, 1), (32, 64, 8, 1)],
     },
     "blackwell": {
-        64: [(16, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 1)],
-        128: [(16, 64, 4, 2), (128, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1)],
+        64: [(64, 64, 4, 2), (128, 64, 8, 1)],
+        128: [(128, 64, 8, 1), (64, 64, 8, 2), (64, 128, 8, 1)],
         256: [(32, 64, 8, 1)],
     },
-    "other": {
-        64: [(16, 64, 4, 2), (64, 64, 4, 2)],
-        128: [(16, 32, 4, 2), (64, 32, 8, 2)],
-        256: [(32, 32, 8, 1)],
-    },
-    "float32": {
-        64: [(16, 32, 4, 1), (32, 32, 4, 1)],
-        128: [(16, 32, 4, 1), (32, 32, 8, 1)],
-        256: [(16, 16, 4, 1)],
-    },
+    "other": {64: [(64, 64, 4, 2)], 128: [(64, 32, 8, 2)], 256: [(32, 32, 8, 1)]},
+    "float32": {64: [(32, 32, 4, 1)], 128: [(16, 32, 4, 1), (32, 32, 8, 1)], 256: [(16, 16, 4, 1)]},
 }
 
 
@@ -110,7 +106,7 @@ def supports(problem):
             return f"the head dimension of {name} must be between 1 and {MAX_HEAD_DIM}, got {size}"
     if problem.heads_q % problem.heads_kv:
         return (
-            f"query heads must be a multiple of key/value heads, got {problem.heads_q} and {problem.heads_kv}"
+            f"the heads of q must be a multiple of those of k, got {problem.heads_q} and {problem.heads_kv}"
         )
     return None
 
@@ -150,15 +146,17 @@ def backward(
 ):
     """Return (dq, dk, dv) in the types and shapes of q, k and v, None where not needed.
 
-    dout is shaped like out, dlse like lse (None counts as zero). With ``deterministic`` nothing is tuned and dq is
-    summed in a fixed order, so that every run gives the same bits; otherwise a broadcast-Q dq is added up by atomics.
+    dout is shaped like out, dlse like lse (None counts as zero). With ``deterministic`` nothing is tuned and
+    dq is summed in a fixed order, so that every run gives the same bits; otherwise float32 atomics add up the
+    dq of broadcast-Q.
     """
     need_q, need_k, need_v = needs
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     dout, out, lse = rows_contiguous(dout), rows_contiguous(out), lse.contiguous()
-    dq, dk, dv = (
+    empty = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if n else None for x, n in zip((q, k, v), needs)
-    )
+    ]
+    dq, dk, dv = empty
     common = _common(problem, q, k, v, kv_offsets, q_offsets) | _layout(problem, dout, "do")
     common |= dict(dout=dout, lse=lse, delta=None)
     if need_q or need_k:
@@ -171,14 +169,13 @@ def backward(
         shares = 1 if add_dq else _dq_shares(problem)
         dq_sum = torch.zeros((shares, *q.shape), dtype=torch.float32, device=q.device)
     if need_kv:
-        _launch_dkdv(
-            problem, common | dict(dk=dk, dv=dv, dq=dq_sum if add_dq else None), tune=not deterministic
-        )
+        outputs = dict(dk=dk, dv=dv, dq=dq_sum if add_dq else None)
+        _launch_dkdv(problem, common | outputs, tune=not deterministic)
     if need_q and not add_dq and q.numel():
         _launch_dq(problem, common | dict(dq=dq_sum), tune=not deterministic)
     if need_q and problem.broadcast_q and q.numel():
-        blocks = -(-dq.numel() // SUM_BLOCK)
-        sum_kernel[(blocks,)](dq_sum, dq, shares, dq.numel(), problem.scale, BLOCK=SUM_BLOCK)
+        blocks = triton.cdiv(dq.numel(), SUM_BLOCK)
+        sum_kernel[(blocks,)](dq_sum, dq, shares, dq.numel(), float(problem.scale), BLOCK=SUM_BLOCK)
     return dq, dk, dv
 
 
@@ -190,7 +187,7 @@ def _launch_delta(problem, dout, dlse, out, lse):
         launch(
             delta_kernel,
             [(block_m, 16, 4, 1)],
-            lambda block_m, block_n: slabs * -(-problem.total_q // block_m) * problem.heads_q,
+            lambda block_m, block_n: slabs * triton.cdiv(problem.total_q, block_m) * problem.heads_q,
             dict(
                 out=out,
                 dout=dout,
@@ -224,18 +221,11 @@ def _launch_dkdv(problem, arguments, tune):
 
 
 def _launch_dq(problem, arguments, tune):
-    shares = 1 if not problem.broadcast_q else len(arguments["dq"])
+    shares = len(arguments["dq"]) if problem.broadcast_q else 1
     launch(
         dq_kernel,
         configurations(DQ, problem, arch_of(arguments["q"])),
-        lambda block_m, block_n: (
-            (
-                shares * -(-problem.total_q // block_m)
-                if problem.broadcast_q
-                else query_tiles(problem, block_m)
-            )
-            * problem.heads_q
-        ),
+        lambda block_m, block_n: query_tiles(problem, block_m, slabs=shares) * problem.heads_q,
         arguments | dict(shares=shares),
         tune=tune,
         facts=facts(problem, arguments["q"]),
@@ -243,14 +233,14 @@ def _launch_dq(problem, arguments, tune):
 
 
 def _dq_shares(problem):
-    """Return into how many shares a broadcast-Q dQ cuts the batch: from shapes alone, so that sums keep their order."""
-    tiles = -(-problem.total_q // 64) * problem.heads_q
-    return max(1, min(DQ_PROGRAMS // max(tiles, 1), problem.total_kv // 64 + problem.batch))
+    """Return into how many parts a broadcast-Q dQ cuts the batch: by shapes alone, sums keep their order."""
+    programs = max(triton.cdiv(problem.total_q, 64) * problem.heads_q, 1)
+    return max(1, min(DQ_PROGRAMS // programs, problem.total_kv // 64 + problem.batch))
 
 
 def _common(problem, q, k, v, kv_offsets, q_offsets):
     """Return the arguments that forward, dK/dV and dQ share."""
-    left, right = problem.window_left, problem.window_right
+    left, right, scale = problem.window_left, problem.window_right, float(problem.scale)
     return dict(
         q=q,
         k=k,
@@ -263,10 +253,10 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
         stride_qh=q.stride(1),
         stride_kh=k.stride(1),
         stride_vh=v.stride(1),
-        scale=problem.scale,
-        # exp2(unit * s): scores are scaled on the way to powers of two, unless that would turn the row maximum around
-        unit=problem.scale * LOG2_E if problem.scale > 0 else LOG2_E,
-        PRESCALE=not problem.scale > 0,
+        scale=scale,
+        # p = exp2(unit * s - ..): one multiplication scales scores and makes powers of two, where scale > 0
+        unit=scale * LOG2_E if scale > 0 else LOG2_E,
+        PRESCALE=not scale > 0,
         left=left,
         right=right,
         HAS_LEFT=left >= 0,
@@ -286,7 +276,7 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
 
 
 def _layout(problem, tensor, name):
-    """Return the strides of out ("o") or dout ("do") between slabs, heads and rows; a packed batch is one slab."""
+    """Return the strides of out ("o") or dout ("do") over slabs, heads, rows; a packed batch is one slab."""
     slab = tensor.stride(0) if problem.broadcast_q else 0
     strides = {f"stride_{name}b": slab, f"stride_{name}h": tensor.stride(-2)}
     return strides | {f"ROW_{name.upper()}": tensor.stride(-3)}

@@ -32,7 +32,7 @@ def delta_kernel(
     HEADS_Q: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DLSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(out * dout) - dlse, shaped like lse; 0 for rows that saw no key, whatever dlse is there."""
+    """delta = rowsum(out * dout) - dlse, shaped like lse; 0 for rows that saw no key, whatever dlse says."""
     head = (tl.program_id(0) % HEADS_Q).to(tl.int64)
     tile = tl.program_id(0) // HEADS_Q
     blocks = tl.cdiv(total_q, BLOCK_M)
@@ -87,8 +87,8 @@ def dkdv_kernel(
     query = tl.arange(0, BLOCK_M)[None, :]
     dk_sum = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    # One loop over heads and rows, so that loads run ahead across both. Hoisting invariants out of it would only
-    # fill registers that the two sums need.
+    # One loop over heads and rows, so that loads run ahead across both. Invariants stay inside: hoisted, they
+    # would take registers that the two sums need.
     for step in tl.range(0, GROUP * blocks, disable_licm=True):
         head = head_kv * GROUP + step // blocks
         block = low + step % blocks * BLOCK_M
@@ -134,8 +134,8 @@ def dq_kernel(
 ):  # fmt: skip
     """dQ of BLOCK_M queries of one head, summed in registers.
 
-    With packed Q over the keys of their sequence, with broadcast-Q over one of ``shares`` equal shares of all key
-    tiles: dq is then float32 (shares, M, Hq, D), not yet scaled, and ``sum_kernel`` adds the shares up.
+    With packed Q over the keys of their sequence, with broadcast-Q over one of ``shares`` equal parts of all
+    key tiles: dq is then float32 (shares, M, Hq, D), not yet scaled, and ``sum_kernel`` adds the parts up.
     """
     head = (tl.program_id(0) % HEADS_Q).to(tl.int64)
     tile = tl.program_id(0) // HEADS_Q

@@ -1,4 +1,4 @@
-"""The baseline's forward kernel: one program a tile of queries, one warp group, everything in program order."""
+"""The baseline's forward kernel: one program a query tile, one warp group, all in program order."""
 
 import triton
 import triton.language as tl

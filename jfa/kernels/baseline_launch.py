@@ -1,4 +1,4 @@
-"""How the baseline chooses a configuration and launches: what is tuned, what it is keyed on, and when it is not."""
+"""How the baseline chooses a configuration and launches: what is tuned, by which key, and when nothing is."""
 
 import functools
 import os
@@ -24,49 +24,50 @@ def padded(size):
 
 
 def query_bucket(problem):
-    """Return all that tuning knows of the number of queries: M as a power of two from 16 to 512, or 512 if packed."""
+    """Return what tuning knows of the number of queries: M as a power of two, 16 to 512; 512 if packed."""
     return min(padded(problem.total_q), 512) if problem.broadcast_q else 512
 
 
 def configurations(table, problem, arch):
-    """Return the (BLOCK_M, BLOCK_N, num_warps, num_stages) that suit a problem; the first is the known one.
-
-    Blocks below 64 rows are for fewer queries than that, and where a table has none as large.
-    """
-    by_size = table["float32" if problem.dtype == torch.float32 else arch]
-    configs = by_size[max(padded(problem.head_dim), padded(problem.head_dim_v), 64)]
+    """Return the (BLOCK_M, BLOCK_N, num_warps, num_stages) for a problem; the first is the known one."""
+    size = max(padded(problem.head_dim), padded(problem.head_dim_v), 64)
+    if problem.dtype == torch.float32:
+        return tuple(table["float32"][size])
     bucket = query_bucket(problem)
-    low = min(bucket, 64, max(config[0] for config in configs))
-    return tuple(config for config in configs if low <= config[0] <= max(bucket, 64))
+    fitting = [config for config in table[arch][size] if config[0] <= max(bucket, 64)]
+    return (table["few"][size], *fitting) if bucket < 64 else tuple(fitting)
 
 
 def facts(problem, q):
-    """Return what a tuning result may depend on: shapes that change from batch to batch have no place in it."""
+    """Return what a tuning result may depend on: no shape that changes from batch to batch is in it."""
     capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
     sizes = (padded(problem.head_dim), padded(problem.head_dim_v), query_bucket(problem))
-    return (capability, problem.dtype, *sizes, problem.window_left >= 0, problem.window_right >= 0)
+    features = (problem.broadcast_q, problem.window_left >= 0, problem.window_right >= 0)
+    return (capability, problem.dtype, *sizes, *features)
 
 
-def query_tiles(problem, block_m):
-    """Return how many query tiles a launch needs: exact with broadcast-Q, a bound from shapes with packed Q."""
+def query_tiles(problem, block_m, slabs=None):
+    """Return how many query tiles there are: exact with broadcast-Q, a bound from shapes with packed Q."""
     if problem.broadcast_q:
-        return problem.batch * -(-problem.total_q // block_m)
+        return (problem.batch if slabs is None else slabs) * triton.cdiv(problem.total_q, block_m)
     return problem.total_q // block_m + problem.batch + 1
 
 
 def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()):
     """Run a kernel on a one-dimensional grid of ``programs(BLOCK_M, BLOCK_N)`` programs.
 
-    Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the kernel adds
-    to: they are zeroed before every run of a tuning and after the last. Tuning is left out with one configuration,
-    with JFA_DISABLE_AUTOTUNE=1, on the emulator and while a CUDA graph is captured; then the first one runs.
+    Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the
+    kernel adds to: they are zeroed before every run of a tuning and after the last. Nothing is tuned with a
+    single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and while a CUDA graph is captured; then
+    the first configuration runs. Raises ValueError when the grid would be too large.
     """
 
     def grid(meta):
         count = programs(meta["BLOCK_M"], meta["BLOCK_N"])
         if count > MAX_PROGRAMS:
+            name = kernel.__name__
             raise ValueError(
-                f"{kernel.__name__} needs {count} programs for this call, a grid holds {MAX_PROGRAMS}"
+                f"{name} would need {count} programs for these shapes, a grid holds {MAX_PROGRAMS}"
             )
         return (count,)
 
@@ -95,7 +96,7 @@ def _may_tune(arguments):
 
 
 def rows_contiguous(tensor):
-    """Return a tensor that kernels can read by rows: last dimension contiguous, neighbouring rows not far apart."""
+    """Return a tensor that kernels can read by rows: last dimension contiguous, rows not too far apart."""
     if tensor.stride(-1) == 1 and (tensor.dim() < 3 or tensor.stride(-3) < FAR_APART):
         return tensor
     return tensor.contiguous()

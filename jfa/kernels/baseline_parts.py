@@ -1,9 +1,9 @@
-"""Small device functions that the baseline kernels share: finding a tile, loading it, masking, one softmax step.
+"""Small device functions that the baseline kernels share: find a tile, load it, mask it, one softmax step.
 
-A jagged launch has to know how many tiles there are before it knows any length. Sequence b therefore owns the
-tile numbers from ``offsets[b] // BLOCK + b`` on. Neighbours are at least ``ceil(length / BLOCK)`` numbers apart,
-so every tile gets a number of its own whatever the lengths are, and ``rows // BLOCK + B + 1`` programs are
-enough: a bound that shapes alone give. Programs whose number no tile owns return at once.
+A jagged launch has to say how many tiles there are before it knows any length. Sequence b therefore owns
+the tile numbers from ``offsets[b] // BLOCK + b`` on. Two neighbours are at least ``ceil(length / BLOCK)``
+numbers apart, so every tile has a number of its own whatever the lengths are, and ``rows // BLOCK + B + 1``
+programs are enough: shapes alone give that bound. A program whose number no tile owns returns at once.
 """
 
 import triton
@@ -21,7 +21,10 @@ def first_tile(offsets, sequence, BLOCK: tl.constexpr):
 
 @triton.jit
 def find_tile(offsets, tile, batch, BLOCK: tl.constexpr):
-    """Return (sequence, first row in it) of a tile number; sequence ``batch`` holds the rows past the last one."""
+    """Return (sequence, first row in it) of a tile; the rows past the last sequence are sequence ``batch``.
+
+    A search through ``offsets`` that compares 1024 sequences at once.
+    """
     LANES: tl.constexpr = 1024
     low = tile * 0
     count = low + batch + 1
@@ -59,7 +62,8 @@ def find_query_tile(q_offsets, tile, batch, total_q, BLOCK_M: tl.constexpr, PACK
 def find_queries(q_offsets, sequence, batch, total_q, PACKED_Q: tl.constexpr):
     """Return (first row in q, number of rows, slab) of a sequence's queries.
 
-    out, dout, lse and delta have one slab of total_q rows a sequence with broadcast-Q and a single one with packed Q.
+    out, dout, lse and delta have a slab of total_q rows for each sequence with broadcast-Q, and a single slab
+    with packed Q.
     """
     if PACKED_Q:
         start, rows = find_rows(q_offsets, sequence, batch, total_q)
@@ -93,7 +97,7 @@ def store_tile(base, stride, rows, tile, BLOCK: tl.constexpr, D: tl.constexpr, B
 
 @triton.jit
 def add_tile(base, stride, rows, tile, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Add the first ``rows`` rows and D columns of a float32 tile to memory that other programs add to as well."""
+    """Add ``rows`` rows and D columns of a float32 tile to memory that other programs add to as well."""
     row = tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK_D)[None, :]
     mask = row < rows
@@ -136,8 +140,8 @@ def query_range(first_key, keys, shift, q_len, left, right, HAS_LEFT: tl.constex
 def narrow(mask, row, column, diagonal, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr):
     """Narrow a tile's mask to diagonal - before <= column - row <= diagonal + after.
 
-    row and column are positions inside the tile; ``diagonal`` (int64) is the column, also past the tile's edge,
-    that the first row is aligned with. Each bound is one number a row: an element costs one comparison.
+    row and column are positions inside the tile; ``diagonal`` (int64) is the column that row 0 is aligned
+    with, be it inside the tile or not. Each bound is one number a row: an element costs one comparison.
     """
     if HAS_BEFORE:
         first = tl.minimum(tl.maximum(diagonal - before, -65536), 65536).to(tl.int32)
