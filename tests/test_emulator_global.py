@@ -96,6 +96,29 @@ def test_an_atomic_counter_deals_tiles_to_interleaved_ctas(policy):
 
 
 @triton.jit
+def peek(counter, out, VOLATILE: tl.constexpr, ATOMIC: tl.constexpr):
+    """Every CTA takes a number; before that it looks at the counter and branches on what it sees."""
+    if ATOMIC:
+        seen = tl.atomic_add(counter, 0, sem="relaxed")
+    else:
+        seen = tl.load(counter, volatile=VOLATILE)
+    if seen < 4:
+        tl.store(out + tl.atomic_add(counter, 1, sem="relaxed"), seen)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("volatile", (True, False))
+def test_branching_on_a_load_of_a_counter_that_others_add_to(volatile, policy):
+    """Lanes load one by one and may see different values: the warp diverges, and can hang on hardware."""
+    out = zeros(CTAS)
+    found = run(peek, zeros(), out, const=dict(VOLATILE=volatile, ATOMIC=False), policy=policy).errors()
+    assert {f.kind for f in found} == {"global race"}
+    assert all("lanes of the reading warps may see different values" in f.message for f in found)
+    assert {f.buffer for f in found} == {"counter"}
+    assert run(peek, zeros(), out, const=dict(VOLATILE=volatile, ATOMIC=True), policy=policy).findings == []
+
+
+@triton.jit
 def message(
     data,
     flag,

@@ -18,9 +18,7 @@ from .report import Finding, Report  # noqa: E402
 
 
 def install_standin():
-    """Where no Triton is installed: puts a stand-in `triton` in its place, so that kernel modules can be
-    imported.
-    """
+    """Where no Triton is installed: puts a stand-in `triton` in its place for kernel modules to import."""
     from . import standin
 
     standin.install()

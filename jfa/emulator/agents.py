@@ -55,9 +55,7 @@ class Group:
         return self.slots - 1
 
     def release(self):
-        """Frees the memory of a cluster that has ended and has nothing in flight (records may still name its
-        tasks).
-        """
+        """Frees the memory of a cluster that has ended (records may still name its tasks)."""
         for cta in self.ctas:
             for storage in cta.storages:
                 storage.bytes = None
@@ -68,9 +66,7 @@ class Group:
             cta.queues = {}
 
     def async_slot(self, clock):
-        """(slot, epoch) for an operation issued at `clock`: reuses a slot whose last operation is ordered
-        before.
-        """
+        """(slot, epoch) of an operation issued at `clock`; reuses a slot whose last operation came before."""
         if len(clock.v) < self.width:
             clock.widen()
         seen = clock.v

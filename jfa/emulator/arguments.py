@@ -1,6 +1,4 @@
-"""Host arguments of a launch: tensors become pointers into their storage, descriptors and numbers become tl
-values.
-"""
+"""Host arguments of a launch as tl values: tensors become pointers into their storage."""
 
 import gc
 import sys

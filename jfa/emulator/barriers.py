@@ -9,6 +9,7 @@ successful wait acquires what every completed phase released. Not modelled: the 
 import collections
 
 from .errors import EmulationError
+from .tile import Tensor
 
 
 class Waitable:
@@ -143,7 +144,7 @@ class BarrierArray:
         cta.barrier_arrays.append(self)
 
     def __getitem__(self, i):
-        i = int(i)
+        i = i.d.item() if type(i) is Tensor else int(i)
         if not 0 <= i < self.num:
             raise EmulationError(f"barrier index {i} is outside {self.name} (num={self.num})")
         return self.bars[i]

@@ -1,6 +1,4 @@
-"""Holds numpy's BLAS to one thread while a launch runs: threads make 128 x 128 products tens of times
-slower.
-"""
+"""Holds numpy's BLAS to one thread while a launch runs: threads make small products many times slower."""
 
 import contextlib
 import threading
@@ -11,9 +9,7 @@ _STATE = {"users": 0, "controller": None, "limit": None}
 
 @contextlib.contextmanager
 def one_blas_thread():
-    """While active (in any thread of the process) BLAS libraries use one thread; the old limits come back
-    after.
-    """
+    """While active in any thread of the process, BLAS uses one thread; then the old limits return."""
     _enter()
     try:
         yield

@@ -9,9 +9,7 @@ import numpy as np
 
 
 class Clock:
-    """A vector clock of one group; `v[slot]` is the last epoch of the agent `slot` that is ordered before
-    now.
-    """
+    """A vector clock of one group: v[slot] is the last epoch of agent `slot` that is ordered before now."""
 
     __slots__ = ("group", "v", "far")
 

@@ -13,9 +13,7 @@ __all__ = ["CTX", "UnknownConstruct"]
 
 
 class Context(threading.local):
-    """Thread-local state: the machine of the launch in progress, its work counters, and the active
-    emulations.
-    """
+    """State of a thread: the machine of the launch in progress, its work counters, the active emulations."""
 
     def __init__(self):
         self.machine = None
@@ -38,9 +36,9 @@ class Context(threading.local):
             self.machine.trace(op, what, **info)
 
     def global_read(self, buf, offsets, mask=None, volatile=False):
-        """A load of the elements buf.flat[offsets]; a volatile load may be a poll, so it yields."""
+        """A load of buf.flat[offsets]; a volatile one may be a poll, so it yields (it is not atomic)."""
         if self.machine is not None:
-            self.machine.globals.pointer_access("A" if volatile else "R", buf, offsets, mask)
+            self.machine.globals.pointer_access("V" if volatile else "R", buf, offsets, mask)
             if volatile:
                 self.machine.globals.acquire(buf, offsets, mask, "relaxed")
                 self.machine.poll()
@@ -51,9 +49,7 @@ class Context(threading.local):
             self.machine.globals.pointer_access("W", buf, offsets, mask, value)
 
     def global_atomic(self, buf, offsets, mask=None, sem=None, scope=None):
-        """A read-modify-write of buf.flat[offsets]; call it before the update. Orders as `sem` and `scope`
-        say.
-        """
+        """A read-modify-write of buf.flat[offsets], ordering as `sem` says; call it before the update."""
         if self.machine is not None:
             self.machine.poll()
             self.machine.globals.atomic(buf, offsets, mask, sem, scope)
@@ -64,8 +60,7 @@ class Context(threading.local):
             self.machine.globals.window_access(kind, buf, start, shape, strides)
 
     def ordering(self, op, *args):
-        """Inline PTX that orders memory: ('bulk_wait', n, read_only), ('bulk_commit',), ('fence', scope),
-        ('proxy_fence', space)."""
+        """Inline PTX that orders memory; ptx_order.py lists the operations."""
         if self.machine is not None:
             self.machine.ordering(op, *args)
 

@@ -1,10 +1,10 @@
 """Happens-before on global memory: conflicting accesses of different CTAs (and of different tasks of one).
 
 Two overlapping accesses of which one writes are a race unless one is ordered before the other or both are
-atomic (tl.atomic_*, TMA reductions, volatile loads). Ordering between CTAs comes from atomics with acquire
-and release semantics, from relaxed ones together with fence.acq_rel.gpu, and inside a cluster from mbarriers.
-Reads of memory that the launch never writes cost next to nothing: they are only logged until the first write
-to the same tensor.
+atomic (tl.atomic_* and TMA reductions; a volatile load is not atomic: its lanes may see different values).
+Ordering between CTAs comes from atomics with acquire and release semantics, from relaxed ones together with
+fence.acq_rel.gpu, and inside a cluster from mbarriers. Reads of memory that the launch never writes cost next
+to nothing: they are only logged until the first write to the same tensor.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ from .clock import Clock
 from .order import Site
 from .regions import Shadow, of_pointers, window
 
-HARMLESS = {"RR", "AA", "AZ", "ZA", "ZZ"}
+READS = "RV"
+LANES = "the lanes of the reading warps may see different values"
+HARMLESS = {"RR", "RV", "VR", "VV", "AA", "AZ", "ZA", "ZZ"}
 LARGE = 64  # atomics on more elements than this synchronize through one variable a tensor
 
 
 class Access:
-    """One access to a page of global memory. kind: R, W, A (atomic) or Z (atomic, adds zero: only a
-    warning).
-    """
+    """One access to a page. kind: R, V (volatile read), W, A (atomic), Z (atomic, adds zero: a warning)."""
 
     __slots__ = ("kind", "group", "slot", "epoch", "mask", "site")
 
@@ -52,9 +52,7 @@ class GlobalOrder:
         self.stored = None  # tells whether the store in progress leaves memory as it is
 
     def shadow(self, buf):
-        """The shadow of a buffer's host allocation, and the buffer's byte offset in it (remembered on the
-        buffer).
-        """
+        """The shadow of a buffer's host allocation, and the buffer's byte offset in it."""
         if buf.shadow is None:
             buf.shadow = self.find_shadow(buf)
         return buf.shadow
@@ -113,9 +111,7 @@ class GlobalOrder:
         )
 
     def op_access(self, kind, op, buf, window):
-        """An access of an asynchronous operation; window: (start, shape, strides) in elements, or None (all
-        clipped).
-        """
+        """An access of an operation to a window (start, shape, strides) in elements; None: all is clipped."""
         if window is not None and self.machine.checks:
             self.window(kind, buf, *window, op.slot, op.epoch, op.clock, op.site)
 
@@ -143,7 +139,7 @@ class GlobalOrder:
     # ---- records
     def record(self, kind, shadow, region, slot, epoch, clock, site):
         if not shadow.written:
-            if kind == "R":
+            if kind in READS:
                 shadow.log_read(region, clock.group.id, slot, epoch, site)
                 return
             self.unroll_log(shadow)
@@ -179,7 +175,13 @@ class GlobalOrder:
         shadow.pages[page] = keep
 
     def race(self, kind, shadow, site, record):
-        words = {"R": "read", "W": "write", "A": "atomic update", "Z": "addition of zeros"}
+        words = {
+            "R": "read",
+            "V": "volatile read",
+            "W": "write",
+            "A": "atomic update",
+            "Z": "addition of zeros",
+        }
         other_cta = record.site.task.cta.pid
         same = kind + record.kind == "WW" and self.stored is not None and self.stored()
         self.findings.add(
@@ -187,7 +189,8 @@ class GlobalOrder:
             f"{words[kind]} of {shadow.name} by {site} is not ordered after the {words[record.kind]} "
             f"by {record.site}"
             + (f", CTA {other_cta}" if other_cta != site.task.cta.pid else "")
-            + (" (both write the same value)" if same else ""),
+            + (" (both write the same value)" if same else "")
+            + (f" ({LANES})" if kind in READS or record.kind in READS else ""),
             "warning" if same or "Z" in kind + record.kind else "error",
             task=site.task,
             line=site.line,
@@ -214,9 +217,7 @@ class GlobalOrder:
         self.release(buf, offsets, mask, sem)
 
     def acquire(self, buf, offsets, mask, sem):
-        """Reads a synchronization variable: what was released there is seen (at once, or by the next
-        fence).
-        """
+        """Reads a synchronization variable: what was released there is seen, at once or by the next fence."""
         if not self.machine.checks:
             return
         task = self.machine.cur

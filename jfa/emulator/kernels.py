@@ -37,9 +37,7 @@ def traceback_line(error):
 
 
 def base_function(k):
-    """The Python function inside a JITFunction, Autotuner, Heuristics, ConstexprFunction or builtin
-    wrapper.
-    """
+    """The Python function inside a JITFunction, Autotuner, Heuristics or another wrapper."""
     while not inspect.isfunction(k):
         k = k.fn if hasattr(k, "fn") else k.__wrapped__
     return k
@@ -164,9 +162,7 @@ def reachable(root, arguments=()):
 
 
 def signal_sites(functions, name):
-    """[(line, operation)] in the given functions that arrive on barriers of this name (the last part of
-    a.b.c).
-    """
+    """[(line, operation)] of what arrives on barriers of this name (of a.b.c the last part)."""
     last = name.rpartition(".")[2]
     sites = set()
     for function in functions:

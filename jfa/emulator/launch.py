@@ -34,8 +34,7 @@ KINDS = (
 
 
 def configure(k, args, kwargs, pick=None):
-    """Resolves autotuners and heuristics around a kernel: returns the keyword arguments with the chosen
-    values.
+    """Resolves autotuners and heuristics around a kernel; returns the keyword arguments they decide.
 
     The first configuration that survives early pruning is taken, or what `pick(configs)` returns.
     """
@@ -171,9 +170,7 @@ def _run(machine, report, cluster, resident, max_steps):
 
 
 def _report_exception(machine, report, error):
-    """An exception of the kernel becomes a finding too;
-    one about an unknown name becomes UnknownConstruct.
-    """
+    """An exception of the kernel becomes a finding; one about an unknown name becomes UnknownConstruct."""
     line = traceback_line(error)
     task = machine.cur
     kind = next((kind for cls, kind in KINDS if isinstance(error, cls)), "exception")

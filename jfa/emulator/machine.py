@@ -71,9 +71,7 @@ class Machine:
 
     # ---- run
     def prepare(self, kernel, functions):
-        """kernel: runs the kernel's body for the current task. functions: gives the jit functions it can
-        reach.
-        """
+        """kernel runs the kernel's body for the current task, functions gives the functions it can reach."""
         self.kernel = kernel
         self.functions = functions
 
@@ -190,9 +188,7 @@ class Machine:
             self.ready.append(task)
 
     def block(self, condition, waiters, wait):
-        """Suspends the running task until condition() holds; `waiters` is a function that returns the list to
-        join.
-        """
+        """Suspends the running task until condition() holds; waiters() is the list to join meanwhile."""
         task = self.cur
         while not condition():
             task.wait = wait

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from .errors import CapacityError, EmulationError
+from .tile import Tensor
 
 TMEM_COLUMNS = 512
 TMEM_PITCH = 4 * TMEM_COLUMNS  # bytes a lane
@@ -96,9 +97,7 @@ def granules(grain, offset, shape, strides):
 
 
 class Allocation:
-    """One `local_alloc`: `num` buffers of one shape. Buffer i lies at base + (i // group) * stride + (i %
-    group) * unit.
-    """
+    """One `local_alloc`: `num` buffers of one shape; `offset` says where buffer i lies."""
 
     __slots__ = (
         "name",
@@ -180,7 +179,7 @@ class Buffer:
         return buffer_type(self)
 
     def __getitem__(self, i):
-        return self.at(int(i))
+        return self.at(i.d.item() if type(i) is Tensor else int(i))
 
     def at(self, i):
         """Buffer i of an array of buffers, or row i of a view."""

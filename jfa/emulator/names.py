@@ -99,9 +99,7 @@ def map_triton_callable(v):
 
 
 def real_tlx(name):
-    """A name of the installed tlx that is not emulated: its jit source runs as it is, anything else is
-    unknown.
-    """
+    """A name of the installed tlx that is not emulated: jit source runs as it is, the rest is unknown."""
     try:
         value = getattr(importlib.import_module("triton.language.extra.tlx"), name)
     except (ImportError, AttributeError):

@@ -1,5 +1,4 @@
-"""Happens-before on shared and tensor memory: races, alias clobbers, uninitialised reads, missing proxy
-fences.
+"""Happens-before on shared and tensor memory: races, clobbered aliases, missing initialization and fences.
 
 Every access leaves a record (who, at which epoch, which granules). Two overlapping accesses of which one
 writes are a race unless the later one's clock has seen the earlier one; this does not depend on the schedule

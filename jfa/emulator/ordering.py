@@ -39,9 +39,7 @@ def order_by_ptx(machine, op, *args):
 
 
 def wait_stores(machine, pending, read_only):
-    """Waits until at most `pending` bulk stores of the task have not read their source (or are not
-    complete).
-    """
+    """Waits until at most `pending` bulk stores of the task have not read their source (or not completed)."""
     task = machine.cur
     n = len(task.stores) - pending
     machine.trace("store_wait", pending, read_only=read_only)
@@ -72,9 +70,7 @@ def wait_copies(machine, pending):
 
 
 def fence_gpu(task):
-    """fence.acq_rel.gpu: later relaxed writes release what was seen until here; earlier relaxed reads
-    acquire.
-    """
+    """fence.acq_rel.gpu: later relaxed writes release what came before, earlier relaxed reads acquire."""
     if task.observed is not None:
         for clock in task.observed:
             task.clock.join(clock)

@@ -41,9 +41,7 @@ class Shadow:
         return masks
 
     def refine(self, grain):
-        """A second element type, narrower than the first: smaller granules (reads logged as pages are
-        forgotten).
-        """
+        """A second, narrower element type: smaller granules (reads logged as pages are forgotten)."""
         self.grain = grain
         self.masks.clear()
         self.logged = {key: site for key, site in self.logged.items() if key[0][0] == "window"}

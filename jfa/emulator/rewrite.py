@@ -110,9 +110,7 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def task_function(self, node):
-        """`with async_task(...): body` -> def __task_k(...): body; __tasks.add(async_task(...), __task_k,
-        line).
-        """
+        """Turns `with async_task(...)` into a function, and a call of `__tasks.add` that hands it over."""
         self.tasks += 1
         captured = sorted(stored_names(node.body) & self.outer)
         body = []

@@ -49,9 +49,7 @@ def barrier_expect_bytes(bar, size, pred=None):
 
 
 def barrier_wait(bar, phase, pred=None):
-    """Waits while the barrier's phase parity equals `phase`; then everything its completed phases released is
-    seen.
-    """
+    """Waits while the barrier's phase parity equals `phase`; acquires what completed phases released."""
     if not holds(pred):
         return
     machine = CTX.machine
@@ -130,9 +128,7 @@ def _arrive_and_wait(machine, bar, threads):
 
 
 def fence(scope):
-    """fence("async_shared") makes ordinary writes to shared memory visible to the async proxy; "gpu" is
-    fence.acq_rel.
-    """
+    """Scope "async_shared" is the fence to the async proxy, "gpu" and "sys" are fence.acq_rel."""
     if scope == "async_shared":
         CTX.machine.ordering("proxy_fence", "shared")
     else:

@@ -70,9 +70,7 @@ class reuse_group:
 
 
 def _tree_size(node, group, align, least=False):
-    """(bytes, buffer count) of a subtree, one element of which covers `group` buffers;
-    least: see Allocation.
-    """
+    """(bytes, buffer count) of a subtree, an element of which covers `group` buffers."""
     if isinstance(node, Buffer):
         unit = node.alloc.least if least else node.alloc.unit
         return -(-unit * group // align) * align, node.alloc.num // group

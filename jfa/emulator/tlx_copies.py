@@ -118,8 +118,9 @@ def _store_stages(machine, kind, source, read, write, info):
 
 
 def async_descriptor_store_wait(pendings):
-    """cp.async.bulk.wait_group.read: at most `pendings` stores may still read shared memory (their writes may
-    be due).
+    """cp.async.bulk.wait_group.read: at most `pendings` stores may still read shared memory.
+
+    What the others write to global memory may still be due.
     """
     wait_stores(CTX.machine, int(pendings), read_only=True)
 
@@ -174,9 +175,7 @@ def async_load(
     bulk_size=None,
     barrier=None,
 ):
-    """cp.async of a pointer tile, or with bulk=True a one-dimensional bulk copy that completes bytes on
-    `barrier`.
-    """
+    """cp.async of a pointer tile, or with bulk=True a one-dimensional copy that completes on `barrier`."""
     machine = CTX.machine
     if bulk:
         return _bulk_load(machine, src, result, bulk_size, one_barrier(barrier))

@@ -1,5 +1,4 @@
-"""tlx: tensor-core operations - tcgen05 (tensor memory), wgmma (registers), scaled MMA, commits and tmem
-copies.
+"""tlx: tensor-core operations - tcgen05 (tensor memory), wgmma (registers), scaled MMA, commits.
 
 Operands are read and results written when the scheduler completes the operation; operations of one task
 complete in order. Accumulation is float32 (numpy); float32 operands are cut to tf32 unless "ieee" is asked
@@ -134,9 +133,7 @@ def _wgmma(machine, A, B, acc, use_acc, input_precision, out_dtype):
 
 
 def async_dot_wait(pendings, inp):
-    """wgmma.wait_group: at most `pendings` of the task's wgmmas may be in flight; returns the input's
-    registers.
-    """
+    """wgmma.wait_group: at most `pendings` wgmmas may be in flight; returns the input's registers."""
     machine = CTX.machine
     task = machine.cur
     n = len(task.dots) - int(pendings)
