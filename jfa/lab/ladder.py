@@ -7,14 +7,17 @@ rows with their provenance.
 
 import argparse
 import dataclasses
+import functools
+import importlib
 import sys
 
 import torch
 
 from jfa import jagged, steps
 from jfa.kernels.problem import Problem
-from jfa.lab import cases, check, flops, source
+from jfa.lab import cases, check, flops, measure, source
 from jfa.lab.launches import capture_launches
+from jfa.schedule import make_schedule
 
 TARGETS = {"hopper": "sm_90", "blackwell": "sm_100"}
 INSTRUCTIONS = {
@@ -26,8 +29,6 @@ LENGTHS = (0, 1, 127, 128, 129, 300, 63)  # what the emulator runs
 
 def module_of(arch: str):
     """The launch module of "hopper" or "blackwell"."""
-    import importlib
-
     return importlib.import_module(f"jfa.kernels.{arch}.launch")
 
 
@@ -134,37 +135,6 @@ def show(table: list[dict]) -> str:
 # ------------------------------------------------------------------------------------------------- on a GPU
 
 
-def graph_of(call):
-    """A replayable CUDA graph of ``call``, so that launches cost no host time."""
-    call()
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
-def milliseconds(graphs: dict, rounds: int) -> dict:
-    """Interleaved times of each graph, (p20, p50, p80) in milliseconds, L2 flushed before each replay."""
-    flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
-    marks = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            flush.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            marks[name].append((start, end))
-    torch.cuda.synchronize()
-    times = {name: torch.tensor([a.elapsed_time(b) for a, b in pairs]) for name, pairs in marks.items()}
-    return {name: [float(t.quantile(p)) for p in (0.2, 0.5, 0.8)] for name, t in times.items()}
-
-
 def variants(direction: str) -> dict:
     """The Hopper steps by name."""
     return {step.name: step for step in steps.ladder("hopper", direction)}
@@ -206,34 +176,32 @@ def experiments() -> dict:
     }
 
 
-def measure(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 30):
+def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 15):
     """Yield a row for every shape, step and scope ("kernel": schedule given, "call": made in the call)."""
     module = module_of("hopper")
     for case in shapes:
         inputs = cases.make_inputs(case)
-        problem = problem_of(case.lengths().tolist(), case.M, case.Hq, case.D, inputs.q.dtype, "cuda")
+        lengths = case.lengths().tolist()
+        problem = problem_of(lengths, case.M, case.Hq, case.D, inputs.q.dtype, "cuda")
         args = (problem, inputs.q, inputs.k, inputs.v, inputs.kv_offsets, None)
-        work = flops.attention_flops(case.lengths(), case.M, case.Hq, case.D, direction)
-        graphs = {}
+        work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction)
+        calls = {}
         for name, step in chosen.items():
-            sizes = step.tiling(problem)
-            schedule = steps_schedule(step, problem, inputs, sizes)
+            schedule = schedule_of(step, problem, inputs)
             for scope, given in (("kernel", schedule), ("call", None)):
-                graphs[name, scope] = graph_of(
-                    lambda a=args, s=step, g=given: module.forward(*a, step=s, schedule=g)
-                )
-        for (name, scope), times in milliseconds(graphs, rounds).items():
-            row = {**case.columns(), "direction": direction, "scope": scope, "step": name}
-            row |= dict(zip(("ms_p20", "ms_p50", "ms_p80"), times, strict=True))
-            yield row | {"tflops": work / times[1] / 1e9}
-        del graphs
+                calls[f"{scope}:{name}"] = functools.partial(module.forward, *args, step=step, schedule=given)
+        for row in measure.interleave(
+            calls, rounds, sample_ms=5.0, graph=True, flush_l2=True, keep_going=True
+        ):
+            scope, name = row.pop("name").split(":")
+            columns = {**case.columns(), "direction": direction, "scope": scope, "impl": "jfa", "step": name}
+            yield columns | measure.add_work(row, work)
         torch.cuda.empty_cache()
 
 
-def steps_schedule(step, problem, inputs, sizes):
+def schedule_of(step, problem, inputs):
     """The tile lists that the step would make for itself."""
-    from jfa.schedule import make_schedule
-
+    sizes = step.tiling(problem)
     options = {"order": step.order, "pruned": step.pruned}
     return make_schedule(problem, inputs.kv_offsets, None, sizes["BLOCK_M"], sizes["BLOCK_N"], **options)
 
@@ -258,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("direction", choices=("forward", "backward"))
     parser.add_argument("--output", help="CSV file for the measured rows")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--experiments", action="store_true", help="variants of the last steps instead")
     parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
     chosen = parser.parse_args(arguments)
@@ -268,19 +236,17 @@ def main(arguments: list[str] | None = None) -> int:
             print(show(rows(chosen.direction, arch)), flush=True)
     if chosen.only == "table" or not torch.cuda.is_available():
         return 0
-    measured = []
+    found = []
     compared = experiments() if chosen.experiments else variants(chosen.direction)
-    for row in measure(chosen.direction, SHAPES, compared, chosen.rounds):
-        measured.append(row)
+    for row in measured(chosen.direction, SHAPES, compared, chosen.rounds):
+        found.append(row)
         print(
-            f"M={row['M']:<4} N={row['N']:<5} density {row['density']:<4} {row['scope']:<7}"
-            f"{row['step']:<24}{row['ms_p50'] * 1e3:9.1f} us {row['tflops']:7.0f} TFLOPS",
+            f"M={row['M']:<4} N={row['N']:<5} density {row['density']:<4} {row['scope']:<7}{row['step']:<24}"
+            f"{row.get('ms_p50', 0) * 1e3:9.1f} us {row.get('tflops', 0):7.0f} TFLOPS {row['error']}",
             flush=True,
         )
     if chosen.output:
-        from jfa.lab import measure as recorder
-
-        recorder.write_rows(chosen.output, [row | recorder.provenance() for row in measured])
+        measure.write_rows(chosen.output, found)
     return 0
 
 

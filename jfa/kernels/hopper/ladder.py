@@ -234,3 +234,14 @@ BACKWARD = [
     TWO_CTA,
     BACKWARD_STATIONARY,
 ]
+
+# Configurations that tuning may choose between: each must end and be right on a GPU.
+CONFIGURATIONS = [
+    {"BLOCK_N": 128, "Q_DEPTH": 1, "KV_DEPTH": 5},
+    {"BLOCK_N": 128, "Q_DEPTH": 2, "KV_DEPTH": 4},
+    {"BLOCK_N": 128, "Q_DEPTH": 2, "KV_DEPTH": 4, "PINGPONG": True},
+    {"BLOCK_N": 128, "Q_DEPTH": 1, "KV_DEPTH": 2},
+    {"BLOCK_N": 64, "Q_DEPTH": 1, "KV_DEPTH": 10},
+    {"BLOCK_N": 64, "Q_DEPTH": 2, "KV_DEPTH": 8, "PINGPONG": True},
+    {"BLOCK_N": 64, "Q_DEPTH": 2, "KV_DEPTH": 3},
+]
