@@ -147,6 +147,15 @@ def test_warp_votes_over_32_lanes():
     assert run(any_, "=r,r", x, out=np.uint32).tolist() == [1] * 32 + [0] * 32
 
 
+def test_the_lanes_of_a_block_are_its_rows():
+    """A thread holds a row after a load from tensor memory, so a warp reduces 32 rows, column by column."""
+    block = np.random.default_rng(1).standard_normal((64, 4)).astype(np.float32)
+    asm = "redux.sync.max.f32 $0, $1, 0xFFFFFFFF;"
+    got = emulated.inline_asm_elementwise(asm, "=f,f", [Tensor(block, D.float32)], D.float32, True, 1)
+    expected = block.reshape(2, 32, 4).max(1, keepdims=True).repeat(32, 1).reshape(64, 4)
+    assert np.array_equal(got.d, expected)
+
+
 def test_bytes_are_permuted():
     asm = "{ .reg .b32 a<2>; prmt.b32 a0, 0, $2, 0x5746; and.b32 $0, a0, 0x7f007f00; shr.b32 $1, a0, 1; }"
     x = np.array([0x04030201], np.uint32)
