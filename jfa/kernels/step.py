@@ -104,13 +104,29 @@ class HopperStationary(Step):
 
 @dataclasses.dataclass(frozen=True)
 class BlackwellBackward(Step):
-    """Roles of jfa.kernels.blackwell.backward.kernel."""
+    """Roles of jfa.kernels.blackwell.backward.kernel: two single warps and three warp groups."""
 
-    load: Any = None
-    mma: Any = None
-    compute: Any = None
-    reduce: Any = None
-    store: Any = None
-    draw: Any = None
-    publish: Any = None
-    hear: Any = None
+    load: Any = None  # TMA loads of K and V of every tile, Q, dO and row statistics of every turn
+    mma: Any = None  # the five matrix products of every turn
+    compute: Any = None  # a compute group's loop over its tiles
+    walk: Any = None  # one tile's walk over the blocks of query rows
+    weigh: Any = None  # one block: S -> P, dP -> dS
+    reduce: Any = None  # the loop of the group that empties tensor memory
+    drain: Any = None  # dQ of one turn: tensor memory -> staging -> added to global memory
+    store: Any = None  # epilogue of one tile: dK and dV
+    items: Any = None  # the list: how many items there are
+    count: Any = None  # the list: key tiles of an item
+    tile: Any = None  # the list: the i-th of them
+    draw: Any = None  # the deal's producer, a warp of its own; None when every role can compute the deal
+    hear: Any = None  # the deal, everybody's side: which item comes next
+
+
+@dataclasses.dataclass(frozen=True)
+class BlackwellStationary(Step):
+    """Roles of jfa.kernels.blackwell.backward_stationary.kernel, whose dQ stays in tensor memory."""
+
+    load: Any = None  # TMA loads of Q once, K and V of every tile, dO and its statistics of every sequence
+    mma: Any = None  # the five matrix products of every tile
+    compute: Any = None  # a compute group's loop over its tiles
+    weigh: Any = None  # one tile: S -> P, dP -> dS
+    store: Any = None  # dK and dV of every tile, at the end dQ

@@ -211,7 +211,7 @@ def _read(metadata, texts, source, traps):
     ptx, ttgir = texts["ptx"], texts["ttgir"]
     cluster_uses = {
         "a two-CTA MMA": r"cta_group::2",
-        "multicast": r"multicast::cluster",
+        "multicast": r"(?m)^(?!.*clusterlaunchcontrol).*multicast::cluster",
         "another CTA's memory": r"\bmapa\b",
     }
     asked = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", ttgir)

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 
-from jfa.kernels import parts
-from jfa.kernels.blackwell import forward, softmax, tmem
+from jfa.kernels import keys, parts
+from jfa.kernels.blackwell import backward, backward_compute, forward, softmax, tmem
 from jfa.kernels.problem import Problem
-from jfa.kernels.step import BlackwellForward
+from jfa.kernels.step import BlackwellBackward, BlackwellForward
 
 
 def forward_tiling(problem: Problem, *, block_m: int | None = None, overlap: bool = False) -> dict[str, int]:
@@ -110,4 +110,102 @@ LEAN = dataclasses.replace(
 )
 
 FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY, LEAN]
-BACKWARD = []
+
+
+def one_staging_tile(problem: Problem) -> dict[str, int]:
+    """128 keys against blocks of 128 query rows; half of dQ's columns at a time through one staging tile."""
+    return {
+        "ROW_STAGES": 1,
+        "DQ_STAGES": 1,
+        "SLICE": 64,
+        "HELD": 0,
+        "REGISTERS": 144,
+        "WARP_REGISTERS": 80,
+    }
+
+
+def two_staging_tiles(problem: Problem) -> dict[str, int]:
+    """The same room for two slices of dQ, half as wide: one is filled while the other is added."""
+    return one_staging_tile(problem) | {"DQ_STAGES": 2, "SLICE": 32}
+
+
+def two_slices_held(problem: Problem) -> dict[str, int]:
+    """The last two slices of dQ leave tensor memory before they leave the CTA."""
+    return two_staging_tiles(problem) | {"HELD": 2}
+
+
+BACKWARD_WARP_SPECIALIZED = BlackwellBackward(
+    name="warp_specialized",
+    title="Warp specialization",
+    idea="Loads, matrix products, P and dS, and the emptying of tensor memory run in warps of their own.",
+    arch="blackwell",
+    direction="backward",
+    notebook="03_warp_specialization",
+    pruned=True,
+    tiling=one_staging_tile,
+    load=backward.load,
+    mma=backward.mma,
+    compute=backward_compute.compute,
+    walk=backward_compute.walk_masked,
+    weigh=backward_compute.weigh,
+    reduce=backward_compute.reduce,
+    drain=backward_compute.drain,
+    store=backward_compute.store,
+    items=keys.sequence_items,
+    count=keys.sequence_count,
+    tile=keys.sequence_tile,
+    hear=parts.round_robin,
+)
+BACKWARD_BALANCED = dataclasses.replace(
+    BACKWARD_WARP_SPECIALIZED,
+    name="balanced",
+    title="A list of key tiles",
+    idea="Items are the key tiles that exist, not whole sequences; neighbours share a head's rows in L2.",
+    notebook="04_load_balancing",
+    items=keys.listed_items,
+    count=keys.listed_count,
+    tile=keys.listed_tile,
+)
+BACKWARD_DYNAMIC = dataclasses.replace(
+    BACKWARD_BALANCED,
+    name="dynamic",
+    title="Cluster launch control",
+    idea="A CTA that is done takes over a CTA that has not started, with its key tile.",
+    notebook="04_load_balancing",
+    draw=tmem.request_launches,
+    hear=tmem.hear_launch,
+)
+DQ_STAGED = dataclasses.replace(
+    BACKWARD_DYNAMIC,
+    name="dq_staged",
+    title="dQ in narrow slices through two staging tiles",
+    idea="While one slice of dQ is added to memory, the next is copied out of tensor memory.",
+    notebook="05_dq_staging",
+    tiling=two_staging_tiles,
+)
+DQ_RELEASED = dataclasses.replace(
+    DQ_STAGED,
+    name="dq_released",
+    title="dQ leaves tensor memory early",
+    idea="The last slices of dQ wait in registers, so the next dP may take dQ's place while they leave.",
+    notebook="06_tmem_release",
+    tiling=two_slices_held,
+    drain=backward_compute.drain_early,
+)
+BACKWARD_PEELED = dataclasses.replace(
+    DQ_RELEASED,
+    name="peeled",
+    title="Masks only where they matter",
+    idea="Only blocks that an edge runs through are masked.",
+    notebook="07_loop_peeling",
+    walk=backward_compute.walk_peeled,
+)
+
+BACKWARD = [
+    BACKWARD_WARP_SPECIALIZED,
+    BACKWARD_BALANCED,
+    BACKWARD_DYNAMIC,
+    DQ_STAGED,
+    DQ_RELEASED,
+    BACKWARD_PEELED,
+]

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import math
 
 import torch
@@ -133,8 +131,8 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def backward(problem, *tensors, **options):
-    """Gradients, from jfa.kernels.blackwell.backward's own launch when this version has it."""
-    if importlib.util.find_spec("jfa.kernels.blackwell.backward") is None:
-        raise NotImplementedError("backward: this version has no Blackwell backward kernel")
-    return importlib.import_module("jfa.kernels.blackwell.backward").backward(problem, *tensors, **options)
+def backward(problem: Problem, *tensors, **options):
+    """Gradients; see jfa.kernels.blackwell.backward_launch."""
+    from jfa.kernels.blackwell import backward_launch
+
+    return backward_launch.backward(problem, *tensors, **options)
