@@ -1,19 +1,19 @@
 """How the figures of notebooks 00 to 02 are drawn from their rows; one function a figure."""
 
 import matplotlib.pyplot as plt
-import seaborn
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import loops, recorded
+from jfa.lab import loops, style
 from jfa.lab.figure_data import QUERIES
 
 COUNTED = "counted from the lengths, not measured"
 COMPILED = "read from the machine code that the compiler makes, no GPU involved"
 PREDICTED = "predicted from published rates and instruction counts, not measured"
 GPUS = {"sm_90": "H200 (sm_90)", "sm_100": "B200 (sm_100)"}
-PALETTE = seaborn.color_palette("colorblind")
-GREY = "#949494"
+GREY = style.color_of("baseline")
+BLUE, RED, GREEN, ORANGE = (style.color_of(kind) for kind in ("load", "mma", "softmax", "reduce"))
+SEQUENCES = (BLUE, ORANGE, GREY, RED, GREEN, style.color_of("two_cta"))
 
 
 def percent(share: float) -> str:
@@ -21,17 +21,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _finish(figure, caption: str):
-    for axes in figure.axes:
-        seaborn.despine(ax=axes)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.text(0.01, 0.012, caption, fontsize=8, color="#555555")
-    return figure
-
-
 def where_work_goes(rows):
     """Bars: the useful share of the work, one way of losing it a bar (00_waste)."""
-    colors = {"padding": GREY, "tiles": PALETTE[0], "deal": PALETTE[1]}
+    colors = {"padding": GREY, "tiles": BLUE, "deal": ORANGE}
     figure, axes = plt.subplots(figsize=(7.2, 3.2))
     bars = axes.barh(rows["case"], rows["useful_share"], color=[colors[loss] for loss in rows["loss"]])
     axes.bar_label(bars, [percent(share) for share in rows["useful_share"]], padding=4)
@@ -40,11 +32,11 @@ def where_work_goes(rows):
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     share = dict(zip(rows["case"], rows["useful_share"], strict=True))
     padded, tiled = percent(rows["useful_share"].iloc[0]), percent(share["packed, key tiles of 128"])
-    _finish(figure, COUNTED)
-    title = f"943 real histories: {padded} of padded work is useful, {tiled} of packed tiles of 128"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    return figure
+    return style.finish(
+        figure,
+        f"Real histories: {padded} of padded work is useful, {tiled} of packed",
+        COUNTED,
+    )
 
 
 def histories(rows):
@@ -52,14 +44,14 @@ def histories(rows):
     longest, count, total = rows["length"].max(), len(rows), rows["length"].sum()
     figure, axes = plt.subplots(figsize=(7.2, 3.2))
     axes.add_patch(Rectangle((0, 0), count, longest, color=GREY, alpha=0.3, linewidth=0))
-    axes.fill_between(rows["rank"], rows["length"], color=PALETTE[0], linewidth=0)
+    axes.fill_between(rows["rank"], rows["length"], color=BLUE, linewidth=0)
     axes.text(0.5 * count, 0.55 * longest, "padding", ha="center", color="#555555")
     axes.text(0.02 * count, 0.06 * longest, "real rows", color="white")
     axes.set(
         xlim=(0, count), ylim=(0, longest), xlabel="user, longest history first", ylabel="rows of K and V"
     )
-    axes.set_title(f"{percent(total / (count * longest))} of the padded rectangle is real", loc="left")
-    return _finish(figure, "MovieLens 100K, events per user; " + COUNTED)
+    title = f"{percent(total / (count * longest))} of the padded rectangle is real"
+    return style.finish(figure, title, "MovieLens 100K, events per user · " + COUNTED)
 
 
 def packing(rows):
@@ -67,7 +59,7 @@ def packing(rows):
     longest, total = rows["length"].max(), rows["stop"].max()
     figure, (padded, packed) = plt.subplots(1, 2, figsize=(7.2, 3.6), width_ratios=(1, 2.1))
     for row in rows.itertuples():
-        color = PALETTE[row.sequence]
+        color = SEQUENCES[row.sequence]
         for key in range(longest):
             real = key < row.length
             padded.add_patch(_cell(key, -row.sequence, color if real else "#e4e4e4"))
@@ -96,9 +88,9 @@ def packing(rows):
     packed.set_title(f"packed: {total} rows and {len(rows) + 1} offsets", loc="left", fontsize=10)
     for axes in (padded, packed):
         axes.axis("off")
-    return _finish(
-        figure, "each square is one row of K and V; the third sequence is empty, so its offset repeats"
-    )
+    title = "Packed rows and offsets, and one query block that serves them all"
+    note = "each square is one row of K and V · the third sequence is empty, so its offset repeats"
+    return style.finish(figure, title, note)
 
 
 def _cell(x: float, y: float, color):
@@ -107,7 +99,7 @@ def _cell(x: float, y: float, color):
 
 def padding(rows):
     """Lines: useful share over density for padding and for tiles; stars: the real histories (01_padding)."""
-    colors = {"padded": GREY, "tiles of 128": PALETTE[0], "tiles of 64": PALETTE[2]}
+    colors = {"padded": GREY, "tiles of 128": BLUE, "tiles of 64": GREEN}
     figure, axes = plt.subplots(figsize=(7.2, 3.8))
     for layout, color in colors.items():
         line = rows[(rows["layout"] == layout) & (rows["lengths"] == "density")]
@@ -120,16 +112,14 @@ def padding(rows):
     axes.set_ylabel("useful share of the work")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(frameon=False, loc="lower right")
-    axes.set_title(
-        f"Padding wastes half of uniform lengths, and {percent(1 - real)} of real ones", loc="left"
-    )
-    return _finish(figure, "1024 sequences of at most 1024 rows at each density; " + COUNTED)
+    title = f"Padding wastes half of uniform lengths, and {percent(1 - real)} of real ones"
+    return style.finish(figure, title, "1024 sequences of at most 1024 rows at each density · " + COUNTED)
 
 
 def instructions(rows):
     """Strips: which unit each instruction of the main loop uses, in program order (02_instructions)."""
     kinds = [*loops.KINDS, loops.OTHER]
-    colors = dict(zip(kinds, (PALETTE[3], "black", PALETTE[1], PALETTE[0], GREY), strict=True))
+    colors = dict(zip(kinds, (RED, "black", ORANGE, BLUE, GREY), strict=True))
     archs = list(dict.fromkeys(rows["arch"]))
     figure, panels = plt.subplots(len(archs), 1, figsize=(7.2, 1.9 * len(archs) + 0.4), squeeze=False)
     for arch, axes in zip(archs, panels[:, 0], strict=True):
@@ -141,8 +131,7 @@ def instructions(rows):
         axes.set_yticklabels(kinds, fontsize=8)
         axes.set_ylabel(GPUS[arch], fontsize=8)
     panels[-1, 0].set_xlabel("instruction of the loop body, in program order")
-    panels[0, 0].set_title("A warp's program: matrix products and softmax take turns", loc="left")
-    return _finish(figure, COMPILED)
+    return style.finish(figure, "A warp's program: matrix products and softmax take turns", COMPILED)
 
 
 def _spans(places: list[int]) -> list[tuple[float, float]]:
@@ -158,7 +147,7 @@ def _spans(places: list[int]) -> list[tuple[float, float]]:
 
 def turns(rows):
     """Stacked bars: clocks for a tile of scores if tensor cores and the rest take turns (02_turns)."""
-    colors = {"tensor cores": PALETTE[3], "everything else": GREY}
+    colors = {"tensor cores": RED, "everything else": GREY}
     archs = list(dict.fromkeys(rows["arch"]))
     figure, axes = plt.subplots(figsize=(7.2, 2.4))
     busy = {}
@@ -187,8 +176,7 @@ def turns(rows):
     )
     axes.set_xlabel("clocks for 128 x 128 scores, predicted")
     shares = " and ".join(f"{percent(share)} on {GPUS[arch][:4]}" for arch, share in busy.items())
-    axes.set_title(f"In turns, tensor cores would be busy {shares}", loc="left")
-    return _finish(figure, PREDICTED)
+    return style.finish(figure, f"In turns, tensor cores would be busy {shares}", PREDICTED)
 
 
 def baseline_speed(rows):
@@ -202,13 +190,15 @@ def baseline_speed(rows):
     )
     place = {(row.N, row.density): index for index, row in shapes.iterrows()}
     peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name))
-    colors = {name: GREY if name == "jfa_baseline" else PALETTE[index] for index, name in enumerate(peers)}
+    colors = {name: GREY if name == "jfa_baseline" else style.color_of(name) for name in peers}
     figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True)
     for direction, axes in zip(("forward", "backward"), panels, strict=True):
         for name in peers:
             line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "N"])
             at = [place[row.N, row.density] for row in line.itertuples()]
-            axes.plot(at, line["tflops"], marker="o", markersize=3, color=colors[name], label=name)
+            axes.plot(
+                at, line["tflops"], marker="o", markersize=3, color=colors[name], label=style.label_of(name)
+            )
             slow, fast = (line["tflops"] * line["ms_p50"] / line[column] for column in ("ms_p80", "ms_p20"))
             axes.fill_between(at, slow, fast, color=colors[name], alpha=0.25, linewidth=0)
         axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
@@ -216,5 +206,5 @@ def baseline_speed(rows):
     panels[1].set_xticks(range(len(labels)), labels, fontsize=7)
     panels[1].set_xlabel(f"longest allowed and density, {query_rows} shared query rows")
     panels[0].legend(frameon=False, fontsize=8)
-    panels[0].set_title("Where the ladder starts: the baseline beside other kernels", loc="left")
-    return _finish(figure, "; ".join(recorded.provenance_lines(rows))[:150])
+    title = "Where the ladder starts: the baseline beside other kernels"
+    return style.finish(figure, title, style.caption(rows))

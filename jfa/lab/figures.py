@@ -88,13 +88,13 @@ def write(name: str, rows: list[dict]) -> Path:
 
 def draw(name: str, rows=None):
     """Return a figure drawn from its CSV, or from rows (a list of dicts or a DataFrame) of such columns."""
-    import matplotlib.pyplot as plt
     import pandas
 
+    from jfa.lab import style
+
     rows = read(name) if rows is None else pandas.DataFrame(rows)
-    figure = REGISTRY[name].drawing()(rows)
-    plt.close(figure)  # or a notebook would show it twice
-    return figure
+    with style.styled():
+        return REGISTRY[name].drawing()(rows)
 
 
 def digest(name: str) -> str:
@@ -112,9 +112,11 @@ def save(name: str, folder: Path = FOLDER) -> Path:
     """Draw a figure from its CSV and write NN_name.svg, the same bytes for the same data; return the path."""
     import matplotlib.pyplot as plt
 
+    from jfa.lab import style
+
     path = folder / f"{name}.svg"
-    with plt.rc_context({"svg.hashsalt": name}):
-        said = {"Date": None, "Description": f"{name}.csv, drawn from {digest(name)}"}
+    said = {"Date": None, "Description": f"{name}.csv, drawn from {digest(name)}"}
+    with style.styled(), plt.rc_context({"svg.hashsalt": name}):
         draw(name).savefig(path, metadata=said)
     return path
 
