@@ -65,9 +65,9 @@ class emulate:
     arch: "sm_90" or "sm_100" to also check that the architecture has what the kernel uses, None for either.
     policy: when asynchronous effects land: "random" (by `seed`), "eager" or "lazy". checks: happens-before
     checks (races, uninitialised reads, ...); deadlocks are found either way. trace: records events. preempt:
-    probability that a task yields at a synchronization point. resident: clusters that run interleaved (the
-    rest of the grid follows as they finish). pick: chooses a configuration of an autotuned kernel (configs ->
-    config).
+    probability that a task yields at a synchronization point. resident: clusters that run interleaved, the
+    rest of the grid follows as they finish (default 8, and 2 for kernels with cluster launch control). pick:
+    chooses a configuration of an autotuned kernel (configs -> config).
 
     `reports` has one Report a launch. A kernel that cannot go on raises DeadlockError or another
     EmulationError, and its report is there too. Contexts may nest; each thread has its own.

@@ -92,7 +92,7 @@ def launch(
     checks=True,
     trace=False,
     preempt=0.05,
-    resident=8,
+    resident=None,
     pick=None,
     max_steps=20_000_000,
     report=None,

@@ -24,6 +24,8 @@ from .ordering import order_by_ptx
 from .report import Findings
 from .trace import Tracer
 
+RESIDENT = 8  # clusters that run interleaved
+RESIDENT_WITH_CLC = 2
 COMPLETE_SHARE = 0.15  # random policy: share of steps that complete an operation while tasks could run
 IDLE_POLLS = 5_000  # polls of every task without any progress: a livelock
 
@@ -64,6 +66,7 @@ class Machine:
         self.steps = 0
         self.unsettled = []  # barriers that were owed bytes when their cluster ended
         self.next_name = None
+        self.launch_control = False  # set by the first use of cluster launch control
         self.many_ctas = grid != (1, 1, 1)
         self._sequence = 0
         self._idle_polls = 0
@@ -76,12 +79,11 @@ class Machine:
         self.functions = functions
 
     def run(self, heads, cluster, resident, max_steps):
-        """Executes the clusters whose first CTAs are `heads`, at most `resident` at a time."""
+        """Executes the clusters whose first CTAs are `heads`, at most `resident` (or RESIDENT) at a time."""
         self.hub = getcurrent()
         self.queue = collections.deque(heads)
         self.cluster = cluster
         self.resident = resident
-        self.start_groups()
         while self.tasks or self.runnable or self.queue:
             self.steps += 1
             if self.steps > max_steps:
@@ -89,19 +91,26 @@ class Machine:
             self.step()
         check_byte_counts(self, self.unsettled)
 
-    def start_groups(self):
-        while self.queue and self.live_groups < self.resident:
-            x, y, z = self.queue.popleft()
-            cx, cy, cz = self.cluster
-            pids = [(x + i, y + j, z + k) for k in range(cz) for j in range(cy) for i in range(cx)]
-            group = Group(self, self.groups, pids)
-            self.groups += 1
-            self.live_groups += 1
-            for cta in group.ctas:
-                self.spawn(Task(self, cta, "main", self.kernel, self.num_warps * 32))
+    def room(self):
+        """True when one more cluster may start; with launch control a small grid must leave some to ask for."""
+        default = RESIDENT_WITH_CLC if self.launch_control else RESIDENT
+        return self.live_groups < (default if self.resident is None else self.resident)
+
+    def start_group(self):
+        """Starts the next cluster of the grid."""
+        x, y, z = self.queue.popleft()
+        cx, cy, cz = self.cluster
+        pids = [(x + i, y + j, z + k) for k in range(cz) for j in range(cy) for i in range(cx)]
+        group = Group(self, self.groups, pids)
+        self.groups += 1
+        self.live_groups += 1
+        for cta in group.ctas:
+            self.spawn(Task(self, cta, "main", self.kernel, self.num_warps * 32))
 
     def step(self):
-        """One turn: a task runs to its next blocking point, or an operation completes."""
+        """One turn: a cluster may start, then a task runs to where it blocks, or an operation completes."""
+        if self.queue and self.room():
+            self.start_group()
         if not self.ready:
             if not self.runnable:
                 self.fail_deadlock()
@@ -148,8 +157,7 @@ class Machine:
             self.findings.add(
                 "unwaited store",
                 f"{task.name} exits while TMA stores of line {', '.join(map(str, lines))} may still "
-                f"read shared memory "
-                f"(no async_descriptor_store_wait)",
+                f"read shared memory (no async_descriptor_store_wait)",
                 task=task,
                 line=lines[0],
                 key=("unwaited store", tuple(lines)),
@@ -166,7 +174,6 @@ class Machine:
         self.unsettled += unsettled_barriers(group)
         if not group.in_flight:
             group.release()
-        self.start_groups()
 
     def spawn(self, task):
         self.tasks.append(task)

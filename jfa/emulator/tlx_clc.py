@@ -42,6 +42,7 @@ class CLCPipelineContext:
         for bar in self.empty.bars + self.full.bars:
             bar.done_clock.join(machine.cur.clock)
         cta.clc = self
+        machine.launch_control = True
         cta.allocated()
 
 
