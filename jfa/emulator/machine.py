@@ -92,7 +92,7 @@ class Machine:
         check_byte_counts(self, self.unsettled)
 
     def room(self):
-        """True when one more cluster may start; with launch control a small grid must leave some to ask for."""
+        """True when one more cluster may start; launch control needs some that have not started."""
         default = RESIDENT_WITH_CLC if self.launch_control else RESIDENT
         return self.live_groups < (default if self.resident is None else self.resident)
 
