@@ -156,23 +156,23 @@ def experiments() -> dict:
     return {
         "peeled": peeled,
         "peeled pingpong": tiled(peeled, PINGPONG=True),
-        "peeled BN64": tiled(peeled, BLOCK_N=64, KV_DEPTH=10),
-        "peeled BN128": tiled(peeled, BLOCK_N=128, KV_DEPTH=5),
+        "peeled BN64": tiled(peeled, BLOCK_N=64, K_DEPTH=5, V_DEPTH=5),
+        "peeled BN128": tiled(peeled, BLOCK_N=128, K_DEPTH=3, V_DEPTH=2),
         "peeled natural": dataclasses.replace(peeled, order="natural"),
-        "staged Q2 KV4": tiled(staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
-        "staged Q1 KV5": tiled(staged, STAGING=True, Q_DEPTH=1, KV_DEPTH=5, BLOCK_N=128),
+        "staged Q2 KV4": tiled(staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
+        "staged Q1 KV5": tiled(staged, STAGING=True, Q_DEPTH=1, K_DEPTH=3, V_DEPTH=2, BLOCK_N=128),
         "staged Q2 KV4 pingpong": tiled(
-            staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128, PINGPONG=True
+            staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128, PINGPONG=True
         ),
         "staged zigzag": dataclasses.replace(
-            tiled(staged, STAGING=True, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
+            tiled(staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
             draw=parts.boustrophedon,
             publish=parts.stay_silent,
             hear=parts.boustrophedon,
         ),
         "stationary": stationary,
-        "stationary BN64": tiled(stationary, BLOCK_N=64, KV_DEPTH=10),
-        "stationary Q2 KV4": tiled(stationary, Q_DEPTH=2, KV_DEPTH=4, BLOCK_N=128),
+        "stationary BN64": tiled(stationary, BLOCK_N=64, K_DEPTH=5, V_DEPTH=5),
+        "stationary Q2 KV4": tiled(stationary, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
     }
 
 

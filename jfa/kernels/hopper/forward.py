@@ -29,7 +29,8 @@ class Group:
 
     ME: tl.constexpr
     q: Ring
-    kv: Ring
+    k: Ring
+    v: Ring
     staging: tlx.buffered_tensor
     HEAD_DIM: tl.constexpr
     DTYPE: tl.constexpr
@@ -62,7 +63,8 @@ def load(
     work,
     deal,
     q,
-    kv,
+    k,
+    v,
     desc_q,
     desc_k,
     desc_v,
@@ -80,14 +82,16 @@ def load(
     PUBLISH(deal, 0, t)
     ahead = DRAW(deal, 1, t)
     tile = work.fetch(t, deal.items)
-    before = tile
-    k = 0
+    # Not `before = tile`: the compiler takes a name that starts as another's copy and is set to it in the loop
+    # for one that never changes.
+    before = work.fetch(t, deal.items)
+    turn = 0
     q_item = 0
     item = 0
     while t < deal.items:
-        PUBLISH(deal, k + 1, ahead)
-        further = DRAW(deal, k + 2, ahead)
-        if (k == 0) | FRESH(work, tile, before):
+        PUBLISH(deal, turn + 1, ahead)
+        further = DRAW(deal, turn + 2, ahead)
+        if (turn == 0) | FRESH(work, tile, before):
             for half in tl.static_range(2):
                 row = tile.row + half * ROWS
                 q.fill(q_item + half, desc_q, tile.q_end, tile.q_len, row, tile.head * HEAD_DIM)
@@ -96,14 +100,14 @@ def load(
         column = tile.head // work.GROUP * HEAD_DIM
         for j in range(walk.count):
             row = walk.block(j) * work.BLOCK_N
-            kv.fill(item, desc_k, tile.kv_end, tile.kv_len, row, column)
-            kv.fill(item + 1, desc_v, tile.kv_end, tile.kv_len, row, column)
-            item += 2
+            k.fill(item + j, desc_k, tile.kv_end, tile.kv_len, row, column)
+            v.fill(item + j, desc_v, tile.kv_end, tile.kv_len, row, column)
+        item += walk.count
         before = tile
         t = ahead
         ahead = further
         tile = work.fetch(t, deal.items)
-        k += 1
+        turn += 1
 
 
 # ------------------------------------------------------------------------------------------- role: consume
@@ -127,22 +131,22 @@ def consume(
     fill_empty(work, deal, out, lse, group.ME * ROWS, ROWS, group.HEAD_DIM)  # while the first K travels
     t = HEAR(deal, 0)
     tile = work.fetch(t, deal.items)
-    k = 0
-    q_item = 0
+    turn = 0
+    q_item = group.ME
     item = 0
     if group.ME == 1:
         group.pass_turn()
     while t < deal.items:
-        slot = group.q.await_full(q_item + group.ME)  # loader -> us: Q has arrived
+        slot = group.q.await_full(q_item)  # loader -> us: Q has arrived
         state, item = ATTEND(group, work, tile, group.q.tiles[slot], item, scale)
-        t = HEAR(deal, k + 1)
+        t = HEAR(deal, turn + 1)
         ahead = work.fetch(t, deal.items)  # its latency passes under the epilogue
         FINISH(group, work, tile, state, slot, desc_o, lse)
         if (t >= deal.items) | FRESH(work, ahead, tile):
-            group.q.release(q_item + group.ME)  # us -> loader: room for the next Q
+            group.q.release(q_item)  # us -> loader: room for the next Q
             q_item += 2
         tile = ahead
-        k += 1
+        turn += 1
     if group.ME == 0:
         group.await_turn()
     tlx.async_descriptor_store_wait(0)
@@ -178,12 +182,12 @@ def masked(group, scores, work, tile, block):
 @triton.jit
 def begin(group, work, tile, q, item, block, scale):
     """First block: S = Q K^T and its softmax; there is no P yet to multiply."""
-    slot = group.kv.await_full(item)  # loader -> us: K has arrived
+    slot = group.k.await_full(item)  # loader -> us: K has arrived
     group.await_turn()
-    scores = tlx.async_dot(q, tlx.local_trans(group.kv.tiles[slot]))
+    scores = tlx.async_dot(q, tlx.local_trans(group.k.tiles[slot]))
     group.pass_turn()
     scores = tlx.async_dot_wait(0, scores)
-    group.kv.release(item)  # us -> loader: K was read
+    group.k.release(item)  # us -> loader: K was read
     nothing = tl.full([ROWS], -float("inf"), tl.float32)
     p, top, alpha, total = group.SOFTMAX(masked(group, scores, work, tile, block), nothing, scale, True)
     return State(tl.zeros([ROWS, group.HEAD_DIM], tl.float32), top, total, p.to(group.DTYPE))
@@ -192,29 +196,29 @@ def begin(group, work, tile, q, item, block, scale):
 @triton.jit
 def advance(group, state, work, tile, q, item, block, scale, MASK: tl.constexpr):
     """Next block: S = Q K^T of it and O += P V of the one before share the tensor cores; then softmax."""
-    slot = group.kv.await_full(item)  # loader -> us: K of this block
+    slot = group.k.await_full(item)  # loader -> us: K of this block
     group.await_turn()
-    scores = tlx.async_dot(q, tlx.local_trans(group.kv.tiles[slot]))
-    slot = group.kv.await_full(item - 1)  # loader -> us: V of the block before
-    acc = tlx.async_dot(state.p, group.kv.tiles[slot], state.acc)
+    scores = tlx.async_dot(q, tlx.local_trans(group.k.tiles[slot]))
+    slot = group.v.await_full(item - 1)  # loader -> us: V of the block before
+    acc = tlx.async_dot(state.p, group.v.tiles[slot], state.acc)
     group.pass_turn()
     scores = tlx.async_dot_wait(1, scores)
-    group.kv.release(item)  # us -> loader: K was read
+    group.k.release(item)  # us -> loader: K was read
     if MASK:
         scores = masked(group, scores, work, tile, block)
     p, top, alpha, total = group.SOFTMAX(scores, state.top, scale, MASK)
     acc = tlx.async_dot_wait(0, acc)
-    group.kv.release(item - 1)  # us -> loader: V was read
+    group.v.release(item - 1)  # us -> loader: V was read
     return State(acc * alpha[:, None], top, state.total * alpha + total, p.to(group.DTYPE))
 
 
 @triton.jit
 def complete(group, state, item):
     """After the last block: its O += P V."""
-    slot = group.kv.await_full(item - 1)  # loader -> us: V of the last block
-    acc = tlx.async_dot(state.p, group.kv.tiles[slot], state.acc)
+    slot = group.v.await_full(item)  # loader -> us: V of the last block
+    acc = tlx.async_dot(state.p, group.v.tiles[slot], state.acc)
     acc = tlx.async_dot_wait(0, acc)
-    group.kv.release(item - 1)  # us -> loader: V was read
+    group.v.release(item)  # us -> loader: V was read
     return State(acc, state.top, state.total, state.p)
 
 
@@ -224,9 +228,9 @@ def attend_masked(group, work, tile, q, item, scale):
     walk = work.walk(tile)
     state = begin(group, work, tile, q, item, walk.block(0), scale)
     for j in range(1, walk.count):
-        state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, True)
-    item += 2 * walk.count
-    return complete(group, state, item), item
+        state = advance(group, state, work, tile, q, item + j, walk.block(j), scale, True)
+    item += walk.count
+    return complete(group, state, item - 1), item
 
 
 @triton.jit
@@ -236,11 +240,11 @@ def attend_peeled(group, work, tile, q, item, scale):
     state = begin(group, work, tile, q, item, walk.block(0), scale)
     if work.LEFT or work.RIGHT:
         for j in range(1, walk.masked):
-            state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, True)
+            state = advance(group, state, work, tile, q, item + j, walk.block(j), scale, True)
     for j in range(walk.masked, walk.count):
-        state = advance(group, state, work, tile, q, item + 2 * j, walk.block(j), scale, False)
-    item += 2 * walk.count
-    return complete(group, state, item), item
+        state = advance(group, state, work, tile, q, item + j, walk.block(j), scale, False)
+    item += walk.count
+    return complete(group, state, item - 1), item
 
 
 # ------------------------------------------------------------------------------------------- role: finish
@@ -318,14 +322,15 @@ def kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     Q_DEPTH: tl.constexpr,
-    KV_DEPTH: tl.constexpr,
+    K_DEPTH: tl.constexpr,
+    V_DEPTH: tl.constexpr,
     STAGING: tl.constexpr,
     PINGPONG: tl.constexpr,
     CLASSES: tl.constexpr,
     REGISTERS: tl.constexpr,
 ):
     """One persistent CTA an SM: out = softmax(q k^T * scale) v, with scale in units of log2(e)."""
-    # Q: items 2i and 2i+1 are the halves of one tile, each read by its own consumer. K, V: items 2j and 2j+1.
+    # Q: items 2i and 2i+1 are the halves of a tile, each for its own consumer. K and V: one item a block.
     q = Ring(
         tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, 2 * Q_DEPTH),
         tlx.alloc_barriers(2 * Q_DEPTH),
@@ -333,11 +338,18 @@ def kernel(
         2 * Q_DEPTH,
         ROWS * HEAD_DIM * 2,
     )
-    kv = Ring(
-        tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_DEPTH),
-        tlx.alloc_barriers(KV_DEPTH),
-        tlx.alloc_warp_barrier(KV_DEPTH, num_warps=8),
-        KV_DEPTH,
+    k = Ring(
+        tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, K_DEPTH),
+        tlx.alloc_barriers(K_DEPTH),
+        tlx.alloc_warp_barrier(K_DEPTH, num_warps=8),
+        K_DEPTH,
+        BLOCK_N * HEAD_DIM * 2,
+    )
+    v = Ring(
+        tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, V_DEPTH),
+        tlx.alloc_barriers(V_DEPTH),
+        tlx.alloc_warp_barrier(V_DEPTH, num_warps=8),
+        V_DEPTH,
         BLOCK_N * HEAD_DIM * 2,
     )
     staging = q.tiles
@@ -361,10 +373,10 @@ def kernel(
     # tickets      load --told--> groups --heard (8 warps)--> load      (only with a counter)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            group = Group(0, q, kv, staging, HEAD_DIM, DTYPE, SOFTMAX, PINGPONG)
+            group = Group(0, q, k, v, staging, HEAD_DIM, DTYPE, SOFTMAX, PINGPONG)
             CONSUME(group, work, deal, desc_o, out, lse, scale, HEAR, FRESH, ATTEND, FINISH)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            group = Group(1, q, kv, staging, HEAD_DIM, DTYPE, SOFTMAX, PINGPONG)
+            group = Group(1, q, k, v, staging, HEAD_DIM, DTYPE, SOFTMAX, PINGPONG)
             CONSUME(group, work, deal, desc_o, out, lse, scale, HEAR, FRESH, ATTEND, FINISH)
         with tlx.async_task(num_warps=1, registers=504 - 2 * REGISTERS):
-            LOAD(work, deal, q, kv, desc_q, desc_k, desc_v, HEAD_DIM, DRAW, PUBLISH, FRESH)
+            LOAD(work, deal, q, k, v, desc_q, desc_k, desc_v, HEAD_DIM, DRAW, PUBLISH, FRESH)

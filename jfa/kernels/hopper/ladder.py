@@ -10,13 +10,14 @@ from jfa.kernels.step import HopperBackward, HopperForward, HopperStationary
 SHORT = 112  # mean rows of keys up to which blocks of 64 keys beat blocks of 128
 
 
-def one_tile(problem: Problem) -> dict[str, int]:
+def one_query_tile(problem: Problem) -> dict[str, int]:
     """Blocks of 128 keys, one Q buffer, as many K and V tiles as fit; the consumers take turns."""
     return {
         "BLOCK_M": 128,
         "BLOCK_N": 128,
         "Q_DEPTH": 1,
-        "KV_DEPTH": 6,
+        "K_DEPTH": 3,
+        "V_DEPTH": 3,
         "STAGING": False,
         "PINGPONG": True,
         "CLASSES": 1,
@@ -24,24 +25,24 @@ def one_tile(problem: Problem) -> dict[str, int]:
     }
 
 
-def prefetched_queries(problem: Problem) -> dict[str, int]:
-    """A second Q buffer instead of a sixth K or V tile: the next tile's Q arrives during this one."""
-    return one_tile(problem) | {"Q_DEPTH": 2, "KV_DEPTH": 5, "PINGPONG": False}
+def two_query_tiles(problem: Problem) -> dict[str, int]:
+    """A second Q buffer in the room of a V tile: the next tile's Q arrives during this one."""
+    return one_query_tile(problem) | {"Q_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": False}
 
 
 def by_length(problem: Problem) -> dict[str, int]:
     """Blocks of 64 keys for short sequences."""
     short = problem.total_kv <= SHORT * problem.batch
-    return prefetched_queries(problem) | ({"BLOCK_N": 64, "KV_DEPTH": 10} if short else {})
+    return two_query_tiles(problem) | ({"BLOCK_N": 64, "K_DEPTH": 5, "V_DEPTH": 5} if short else {})
 
 
 def resident_queries(problem: Problem) -> dict[str, int]:
     """One Q buffer where Q stays (broadcast-Q), two where it never does, and a staging tile for O."""
-    depth = {"Q_DEPTH": 1, "KV_DEPTH": 5} if problem.broadcast_q else {"Q_DEPTH": 2, "KV_DEPTH": 4}
-    if by_length(problem)["BLOCK_N"] == 64:
-        depth["KV_DEPTH"] *= 2
-    classes = problem.heads_q * -(-problem.total_q // 128) if problem.broadcast_q else 1
-    return by_length(problem) | depth | {"STAGING": True, "CLASSES": classes if classes <= 64 else 1}
+    sizes = by_length(problem) | {"STAGING": True}
+    if not problem.broadcast_q:
+        return sizes | ({"K_DEPTH": 4, "V_DEPTH": 4} if sizes["BLOCK_N"] == 64 else {"K_DEPTH": 2})
+    classes = problem.heads_q * -(-problem.total_q // sizes["BLOCK_M"])
+    return sizes | {"Q_DEPTH": 1, "CLASSES": classes if classes <= 64 else 1}
 
 
 WARP_SPECIALIZED = HopperForward(
@@ -51,7 +52,7 @@ WARP_SPECIALIZED = HopperForward(
     arch="hopper",
     direction="forward",
     notebook="03_warp_specialized",
-    tiling=one_tile,
+    tiling=one_query_tile,
     load=forward.load,
     consume=forward.consume,
     attend=forward.attend_masked,
@@ -79,7 +80,7 @@ DYNAMIC = dataclasses.replace(
     title="Tiles handed out at run time",
     idea="An atomic counter gives the next tile to whoever is free; the loader draws two items ahead.",
     notebook="05_dynamic",
-    tiling=prefetched_queries,
+    tiling=two_query_tiles,
     draw=parts.draw_ticket,
     publish=parts.publish_ticket,
     hear=parts.hear_ticket,
@@ -237,11 +238,11 @@ BACKWARD = [
 
 # Configurations that tuning may choose between: each must end and be right on a GPU.
 CONFIGURATIONS = [
-    {"BLOCK_N": 128, "Q_DEPTH": 1, "KV_DEPTH": 5},
-    {"BLOCK_N": 128, "Q_DEPTH": 2, "KV_DEPTH": 4},
-    {"BLOCK_N": 128, "Q_DEPTH": 2, "KV_DEPTH": 4, "PINGPONG": True},
-    {"BLOCK_N": 128, "Q_DEPTH": 1, "KV_DEPTH": 2},
-    {"BLOCK_N": 64, "Q_DEPTH": 1, "KV_DEPTH": 10},
-    {"BLOCK_N": 64, "Q_DEPTH": 2, "KV_DEPTH": 8, "PINGPONG": True},
-    {"BLOCK_N": 64, "Q_DEPTH": 2, "KV_DEPTH": 3},
+    {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 3, "V_DEPTH": 2},
+    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2},
+    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": True},
+    {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 1, "V_DEPTH": 1},
+    {"BLOCK_N": 64, "Q_DEPTH": 1, "K_DEPTH": 5, "V_DEPTH": 5},
+    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 4, "V_DEPTH": 4, "PINGPONG": True},
+    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 1},
 ]
