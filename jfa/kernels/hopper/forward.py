@@ -82,8 +82,8 @@ def load(
     PUBLISH(deal, 0, t)
     ahead = DRAW(deal, 1, t)
     tile = work.fetch(t, deal.items)
-    # Not `before = tile`: the compiler takes a name that starts as another's copy and is set to it in the loop
-    # for one that never changes.
+    # Not `before = tile`: the compiler takes a name that starts as another's copy, and is set to it in the
+    # loop, for one that never changes.
     before = work.fetch(t, deal.items)
     turn = 0
     q_item = 0
