@@ -308,7 +308,7 @@ def test_72_autocast_and_mixed_dtypes(target):
 
 
 def test_72_autocast_leaves_the_arithmetic_alone(target):
-    """The backend's own float32 products are not cast: same bits as without, also with the backward inside."""
+    """The backend's own float32 products are not cast: the same bits as without, backward included."""
     tensors = target.seeds((3, 2, 16), (5, 2, 16), (5, 2, 16), dtype=torch.bfloat16, grad=True)
     offsets = target.offsets([2, 3])
     results = []
