@@ -80,7 +80,7 @@ def dkdv_kernel(
     q_start, q_len, slab = find_queries(q_offsets, sequence, batch, total_q, PACKED_Q)
     q_len = tl.where(sequence < batch, q_len, 0)  # rows past the last sequence get gradient 0
     shift = kv_len - q_len
-    low, high = query_range(first, BLOCK_N, shift, q_len, left, right, HAS_LEFT, HAS_RIGHT)
+    low, high = query_range(first, tl.minimum(keys, BLOCK_N), shift, q_len, left, right, HAS_LEFT, HAS_RIGHT)
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_M)
 
     key = tl.arange(0, BLOCK_N)[:, None]  # tiles of scores lie transposed here: a row a key
@@ -93,7 +93,7 @@ def dkdv_kernel(
         head = head_kv * GROUP + step // blocks
         block = low + step % blocks * BLOCK_M
         row = q_start + block
-        rows = q_len - block
+        rows = high - block  # a row that sees none of these keys is not read: whatever it holds stays there
         stat = (slab * HEADS_Q + head) * total_q + row
         q_tile = load_tile(q + row * ROW_Q + head * stride_qh, ROW_Q, rows, BLOCK_M, D, BLOCK_D)
         do_row = dout + slab * stride_dob + row * ROW_DO + head * stride_doh
@@ -101,7 +101,8 @@ def dkdv_kernel(
         log_sum = load_log_sum(lse + stat, rows, BLOCK_M)[None, :]
         diagonal = block.to(tl.int64) + shift - first
         mask = narrow(key < keys, key, query, -diagonal, right, left, HAS_RIGHT, HAS_LEFT)
-        p = probabilities(k_tile, q_tile, log_sum, mask, scale, unit, PRESCALE, PRECISION)
+        p = probabilities(k_tile, q_tile, log_sum, scale, unit, PRESCALE, PRECISION)
+        p = tl.where(mask, p, 0.0)
         if WITH_DV:
             dv_sum = tl.dot(p.to(do_tile.dtype), do_tile, dv_sum, input_precision=PRECISION)
         if WITH_DK or ADD_DQ:
@@ -185,9 +186,9 @@ def dq_kernel(
             keys = high - start
             diagonal = first.to(tl.int64) + shift - start
             mask = narrow(key < keys, query, key, diagonal, left, right, HAS_LEFT, HAS_RIGHT)
-            p = probabilities(q_tile, k_tile, log_sum, mask, scale, unit, PRESCALE, PRECISION)
+            p = probabilities(q_tile, k_tile, log_sum, scale, unit, PRESCALE, PRECISION)
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
-            ds = (p * (dp - own_delta)).to(k_tile.dtype)
+            ds = tl.where(mask, p * (dp - own_delta), 0.0).to(k_tile.dtype)
             dq_sum = tl.dot(ds, k_tile, dq_sum, input_precision=PRECISION)
         sequence += 1
         tile_now = first_tile(kv_offsets, sequence, BLOCK_N)

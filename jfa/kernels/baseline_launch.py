@@ -58,7 +58,7 @@ def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()
 
     Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the
     kernel adds to: they are zeroed before every run of a tuning and after the last. Nothing is tuned with a
-    single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and while a CUDA graph is captured; then
+    single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and in the capture of a CUDA graph; then
     the first configuration runs. Raises ValueError when the grid would be too large.
     """
 
@@ -76,7 +76,7 @@ def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()
     else:
         block_m, block_n, warps, stages = configs[0]
         meta = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-        kernel[grid](**arguments, **meta, num_warps=warps, num_stages=stages)
+        kernel[grid(meta)](**arguments, **meta, num_warps=warps, num_stages=stages)
 
 
 @functools.cache

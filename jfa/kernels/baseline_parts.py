@@ -167,12 +167,12 @@ def softmax_step(s, unit, row_max, row_sum):
 
 
 @triton.jit
-def probabilities(a, b, log_sum, mask, scale, unit, PRESCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Recompute a tile of P from its scores a b^T and the saved row sums, given in powers of two."""
+def probabilities(a, b, log_sum, scale, unit, PRESCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """Recompute a tile of P, not masked, from its scores a b^T and its row sums, given in powers of two."""
     s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
     if PRESCALE:
         s = s * scale
-    return tl.where(mask, tl.exp2(tl.fma(s, unit, -log_sum)), 0.0)
+    return tl.exp2(tl.fma(s, unit, -log_sum))
 
 
 @triton.jit
