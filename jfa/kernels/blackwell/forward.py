@@ -47,13 +47,15 @@ def score(s, q, kv, q_item, kv_item, u):
 
 
 @triton.jit
-def accumulate(s, kv, kv_item, u, i):
-    """acc += P V of block ``u``, the tile's i-th; a group's first block of a tile starts from zero."""
+def accumulate(s, kv, kv_item, u, i, steps):
+    """acc += P V of block ``u``, the i-th of a tile's steps; a group's first block of a tile starts from zero."""
     group = u & 1
     v_slot = kv.await_full(kv_item)  # load -> mma: V has arrived
     tlx.barrier_wait(s.ready[group], (u >> 1) & 1)  # softmax: P is there; correction: acc is rescaled
     done = [kv.empties[v_slot]]
     tlx.async_dot(s.weights[group], kv.tiles[v_slot], s.acc[group], use_acc=i >= 2, mBarriers=done)
+    if i + 1 == steps:  # mma -> correction
+        tlx.tcgen05_commit(s.acc_full[0])
 
 
 @triton.jit
@@ -69,18 +71,16 @@ def mma(work, deal, q, kv, s, HEAR, FRESH):
         for group in tl.static_range(2):
             # correction -> mma: the tile before has left TMEM, statistics and accumulator
             tlx.barrier_wait(s.total_free[group], (k & 1) ^ 1)
-        for i in range(tl.minimum(steps, 2)):
-            score(s, q, kv, q_item + (i % TILES), kv_item + i // TILES * 2, u + i)
-        for i in range(steps):
-            accumulate(s, kv, kv_item + i // TILES * 2 + 1, u + i, i)
+        for i in range(-2, steps):
+            if i >= 0:
+                accumulate(s, kv, kv_item + i // TILES * 2 + 1, u + i, i, steps)
             if i + 2 < steps:  # its scores overwrite the weights just read; MMAs run in order
-                score(s, q, kv, q_item + (i % TILES), kv_item + (i + 2) // TILES * 2, u + i + 2)
-        tlx.tcgen05_commit(s.acc_full[0])
-        for part in tl.static_range(TILES):
+                score(s, q, kv, q_item + (i + 2) % TILES, kv_item + (i + 2) // TILES * 2, u + i + 2)
+        u += steps
+        kv_item += blocks * 2
+        for part in tl.static_range(TILES):  # mma -> load: Q may be replaced
             tlx.tcgen05_commit(q.empties[(q_item + part) % q.depth])
         q_item += TILES
-        kv_item += blocks * 2
-        u += steps
         k += 1
         t = HEAR(deal, k)
 
@@ -90,8 +90,7 @@ def mma_across(work, deal, q, kv, s, HEAR, FRESH):
     """Tensor-core warp that never drains: P V trails S by two blocks, also across the end of a tile."""
     TILES: tl.constexpr = s.TILES
     k, u, q_item, kv_item = 0, 0, 0, 0
-    # Of the two blocks whose P V is due: V's item, the number in the tile, whether it is the tile's last.
-    v0, i0, end0, v1, i1, end1 = 0, 0, False, 0, 0, False
+    v0, i0, steps0, v1, i1, steps1 = 0, 0, 0, 0, 0, 0  # of the two blocks whose P V is due
     t = HEAR(deal, k)
     tile = work.fetch(t, deal.items)
     while t < deal.items:
@@ -99,60 +98,46 @@ def mma_across(work, deal, q, kv, s, HEAR, FRESH):
         steps = blocks * TILES
         for i in range(steps):
             if u >= 2:
-                accumulate(s, kv, v0, u - 2, i0)
-                if end0:
-                    tlx.tcgen05_commit(s.acc_full[0])
+                accumulate(s, kv, v0, u - 2, i0, steps0)
             if i < 2:  # correction -> mma: it has read this group's totals of the tile before
                 tlx.barrier_wait(s.total_free[u & 1], (k & 1) ^ 1)
-            score(s, q, kv, q_item + (i % TILES), kv_item + i // TILES * 2, u)
-            v0, i0, end0 = v1, i1, end1
-            v1, i1, end1 = kv_item + i // TILES * 2 + 1, i, i + 1 == steps
+            score(s, q, kv, q_item + i % TILES, kv_item + i // TILES * 2, u)
+            v0, i0, steps0 = v1, i1, steps1
+            v1, i1, steps1 = kv_item + i // TILES * 2 + 1, i, steps
             u += 1
         kv_item += blocks * 2
         k += 1
         t = HEAR(deal, k)
         before = tile
         tile = work.fetch(t, deal.items)
-        if FRESH(work, tile, before):  # mma -> load: Q may be replaced
-            for part in tl.static_range(TILES):
+        if FRESH(work, tile, before):
+            for part in tl.static_range(TILES):  # mma -> load: Q may be replaced
                 tlx.tcgen05_commit(q.empties[(q_item + part) % q.depth])
             q_item += TILES
-    for j in range(tl.maximum(u - 2, 0), u):
-        accumulate(s, kv, v0 if j + 2 == u else v1, j, i0 if j + 2 == u else i1)
-        if end0 if j + 2 == u else end1:
-            tlx.tcgen05_commit(s.acc_full[0])
+    if u >= 2:
+        accumulate(s, kv, v0, u - 2, i0, steps0)
+    if u >= 1:
+        accumulate(s, kv, v1, u - 1, i1, steps1)
 
 
 @triton.jit
-def rescale(s, group, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr):
+def rescale(s, group):
     """acc *= factor, SLICE columns at a time."""
     factor = tlx.local_load(s.factor[group])
-    for c in tl.static_range(HEAD_DIM // SLICE):
-        columns = tlx.local_slice(s.acc[group], [0, c * SLICE], [ROWS, SLICE])
+    for c in tl.static_range(s.HEAD_DIM // s.SLICE):
+        columns = tlx.local_slice(s.acc[group], [0, c * s.SLICE], [ROWS, s.SLICE])
         tlx.local_store(columns, tlx.local_load(columns) * factor)
 
 
 @triton.jit
-def rescale_if_needed(s, group, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr):
+def rescale_if_needed(s, group):
     """The same when any row's maximum has moved; softmax gives exactly 1 where it has not."""
     if tl.min(tl.reshape(tlx.local_load(s.factor[group]), [ROWS]), 0) < 1.0:
-        rescale(s, group, HEAD_DIM, SLICE)
+        rescale(s, group)
 
 
 @triton.jit
-def correction(
-    work,
-    deal,
-    s,
-    o,
-    lse,
-    scale,
-    HEAR,
-    RESCALE,
-    OVERLAP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SLICE: tl.constexpr,
-):
+def correction(work, deal, s, o, lse, HEAR, RESCALE, OVERLAP: tl.constexpr):
     """Warp group that owns the accumulators between MMAs: rescales them, then writes the tile out.
 
     Returns the first item past those with keys that the deal gave this CTA.
@@ -166,7 +151,7 @@ def correction(
             group = u & 1
             tlx.barrier_wait(s.factor_full[group], (u >> 1) & 1)  # softmax -> correction
             if i >= 2:  # S of this block came after P V of the block before: the accumulator is at rest
-                RESCALE(s, group, HEAD_DIM, SLICE)
+                RESCALE(s, group)
             tlx.barrier_arrive(s.ready[group])  # correction -> mma
             u += 1
         sum0, max0 = totals(s, 0, k)
@@ -174,7 +159,7 @@ def correction(
         if OVERLAP:  # correction -> mma, softmax: the next tile's S may come, its P V waits for ``ready``
             free(s)
         tlx.barrier_wait(s.acc_full[0], k & 1)  # mma -> correction: all P V of the tile are done
-        finish(work, tile, s, o, o_item, lse, sum0, max0, sum1, max1, scale, HEAD_DIM, SLICE)
+        finish(work, tile, s, o, o_item, lse, sum0, max0, sum1, max1)
         if not OVERLAP:  # correction -> mma, softmax: the tile has left TMEM
             free(s)
         o_item += s.TILES
@@ -198,58 +183,38 @@ def free(s):
 
 
 @triton.jit
-def finish(
-    work, tile, s, o, o_item, lse, sum0, max0, sum1, max1, scale, HEAD_DIM: tl.constexpr, SLICE: tl.constexpr
-):
-    """Epilogue: accumulators / row sums -> O tiles in shared memory, and lse; two tiles, or two halves of one."""
+def finish(work, tile, s, o, o_item, lse, sum0, max0, sum1, max1):
+    """Epilogue: accumulators / row sums -> O tiles in shared memory, and lse; two tiles, or one in two."""
     if s.TILES == 2:
-        emit(work, tile, 0, s, o, o_item, lse, sum0, max0, 1 / sum0, sum0, scale, HEAD_DIM, SLICE)
-        emit(work, tile, 1, s, o, o_item + 1, lse, sum1, max1, 1 / sum1, sum1, scale, HEAD_DIM, SLICE)
+        emit(work, tile, 0, s, o, o_item, lse, sum0, max0, 1 / sum0, sum0)
+        emit(work, tile, 1, s, o, o_item + 1, lse, sum1, max1, 1 / sum1, sum1)
     else:
         # The groups saw different keys of the same rows: bring both to the larger maximum and add them.
         top = tl.maximum(max0, max1)
-        part0 = tl.where(max0 == -float("inf"), 0.0, tl.math.exp2((max0 - top) * scale))
-        part1 = tl.where(max1 == -float("inf"), 0.0, tl.math.exp2((max1 - top) * scale))
+        part0 = tl.where(max0 == -float("inf"), 0.0, tl.math.exp2((max0 - top) * s.scale))
+        part1 = tl.where(max1 == -float("inf"), 0.0, tl.math.exp2((max1 - top) * s.scale))
         total = sum0 * part0 + sum1 * part1
-        emit(
-            work, tile, 0, s, o, o_item, lse, total, top, part0 / total, part1 / total, scale, HEAD_DIM, SLICE
-        )
+        emit(work, tile, 0, s, o, o_item, lse, total, top, part0 / total, part1 / total)
 
 
 @triton.jit
-def emit(
-    work,
-    tile,
-    part,
-    s,
-    o,
-    o_item,
-    lse,
-    total,
-    top,
-    weight,
-    weight1,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    SLICE: tl.constexpr,
-):
+def emit(work, tile, part, s, o, o_item, lse, total, top, weight, weight1):
     """One O tile (128, HEAD_DIM) and its lse; a row that saw no key has sum 0 and gets 0 and -inf."""
     slot = o.claim(o_item)  # store -> correction: the slot's last tile has left
-    for c in tl.static_range(HEAD_DIM // SLICE):
-        out = tlx.local_load(tlx.local_slice(s.acc[part], [0, c * SLICE], [ROWS, SLICE])) * weight
+    for c in tl.static_range(s.HEAD_DIM // s.SLICE):
+        out = tlx.local_load(tlx.local_slice(s.acc[part], [0, c * s.SLICE], [ROWS, s.SLICE])) * weight
         out = tl.where((total == 0) | (weight == 0), 0.0, out)
         if s.TILES == 1:
-            other = tlx.local_load(tlx.local_slice(s.acc[1], [0, c * SLICE], [ROWS, SLICE])) * weight1
+            other = tlx.local_load(tlx.local_slice(s.acc[1], [0, c * s.SLICE], [ROWS, s.SLICE])) * weight1
             out += tl.where((total == 0) | (weight1 == 0), 0.0, other)
-        columns = tlx.local_slice(o.tiles[slot], [0, c * SLICE], [ROWS, SLICE])
+        columns = tlx.local_slice(o.tiles[slot], [0, c * s.SLICE], [ROWS, s.SLICE])
         tlx.local_store(columns, out.to(o.tiles.dtype))
     tlx.fence("async_shared")  # the store warp's TMA reads what these threads wrote
     tlx.barrier_arrive(o.fulls[slot])  # correction -> store
-    rows = tl.arange(0, ROWS)
-    row = part * (work.BLOCK_M - ROWS)
-    start = work.lse_row(tile) + row + part * (work.PACK - 1) * work.q_rows
-    value = tl.reshape(top * (scale * LN2) + tl.math.log2(total) * LN2, [ROWS])
-    tl.store(lse + start + rows, value, tile.row + row + rows < tile.q_len)
+    rows = part * (work.BLOCK_M - ROWS) + tl.arange(0, ROWS)
+    start = work.lse_row(tile) + part * (work.PACK - 1) * work.q_rows
+    value = (tl.reshape(top, [ROWS]) * s.scale + tl.math.log2(tl.reshape(total, [ROWS]))) * LN2
+    tl.store(lse + start + rows, value, tile.row + rows < tile.q_len)
 
 
 @triton.jit
@@ -322,7 +287,7 @@ def kernel(
     q = make_ring(ROWS, HEAD_DIM, DTYPE, Q_DEPTH, 1)
     kv = make_ring(BLOCK_N, HEAD_DIM, DTYPE, KV_DEPTH, TILES)  # every query tile lets go of a K/V tile
     o = make_ring(ROWS, HEAD_DIM, DTYPE, O_DEPTH, 1)
-    s = make_streams(BLOCK_N, HEAD_DIM, DTYPE, TILES)
+    s = make_streams(scale, BLOCK_N, HEAD_DIM, DTYPE, TILES, SLICE)
     work = Work(
         records,
         counts,
@@ -344,16 +309,26 @@ def kernel(
         deal = LaunchControl(tl.program_id(0), tl.num_programs(0), work.items(), context, CLASSES)
     else:
         deal = Turns(tl.program_id(0), tl.num_programs(0), work.items(), CLASSES)
+    # Blocks 0, 1, 2, ... of a tile, even ones to group 0, odd ones to group 1; time runs to the right.
+    #
+    #   load        Q K0 V0 K1 V1 | K2 V2 ...        ring: a slot comes back when its MMA is done
+    #   mma         S0 S1 ........ PV0 S2 PV1 S3 PV2 S4 PV3 ...        S is two blocks ahead of P V
+    #   softmax 0      [max exp P]0 ...... [max exp P]2 ......         each has the tensor core's time
+    #   softmax 1         [max exp P]1 ...... [max exp P]3             of the other's block to hide in
+    #   correction      (0)  (1)      a*=2    a*=3   ...    [O = a / sum, lse]    while exp is going on
+    #   store                                                          [O -> HBM]
+    #   draw        asks for the next item while this one is worked on
+    # From step ``stationary`` on the next tile's S0 S1 come before this tile's last two P V.
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            t = CORRECTION(work, deal, s, o, lse, scale, HEAR, RESCALE, OVERLAP, HEAD_DIM, SLICE)
+            t = CORRECTION(work, deal, s, o, lse, HEAR, RESCALE, OVERLAP)
             empty = deal.program
             if DRAW is not None:  # only the CTA that heard of an item may fill it
                 empty = t - deal.items
             rest = Turns(empty, deal.programs, deal.items, CLASSES)
             fill_empty(work, rest, out, lse, 0, BLOCK_M, HEAD_DIM)
         with tlx.async_task(num_warps=4, registers=SOFTMAX_REGS, replicate=2):
-            SOFTMAX(work, deal, s, scale, tlx.async_task_replica_id(), HEAR, WALK, WEIGH)
+            SOFTMAX(work, deal, s, tlx.async_task_replica_id(), HEAR, WALK, WEIGH)
         with tlx.async_task(num_warps=1, registers=WARP_REGS):
             MMA(work, deal, q, kv, s, HEAR, FRESH)
         with tlx.async_task(num_warps=1, registers=WARP_REGS):

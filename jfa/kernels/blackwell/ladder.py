@@ -40,10 +40,10 @@ def forward_tiling(problem: Problem, *, block_m: int | None = None, overlap: boo
         "TILES": 2 if shared else 1,
         "PACK": 2 if pair_heads else 1,
         "CLASSES": heads * -(-(problem.query_len or 1) // block_m),
-        "SLICE": 32,
+        "SLICE": 16,
         "OVERLAP": overlap,
-        "SOFTMAX_REGS": 192,
-        "WARP_REGS": 32,
+        "SOFTMAX_REGS": 208,
+        "WARP_REGS": 24,
     }
 
 
@@ -53,7 +53,7 @@ WARP_SPECIALIZED = BlackwellForward(
     idea="Loads, matrix products, softmax, rescaling and stores run in warps of their own, at the same time.",
     arch="blackwell",
     direction="forward",
-    notebook="03_roles_and_rings",
+    notebook="03_warp_specialized",
     tiling=forward_tiling,
     load=forward.load,
     mma=forward.mma,
@@ -71,6 +71,7 @@ BALANCED = dataclasses.replace(
     name="balanced",
     title="Longest tiles first, back and forth",
     idea="Tiles sorted by their keys, the empty ones left out, dealt to the CTAs in rounds that turn around.",
+    notebook="04_balanced",
     order="sorted",
     pruned=True,
     hear=parts.boustrophedon,
@@ -80,6 +81,7 @@ DYNAMIC = dataclasses.replace(
     name="dynamic",
     title="Cluster launch control",
     idea="A CTA that is done takes over a CTA that has not started, so nobody waits for a bad deal.",
+    notebook="05_dynamic",
     draw=tmem.request_launches,
     hear=tmem.hear_launch,
 )
@@ -88,13 +90,15 @@ PEELED = dataclasses.replace(
     name="peeled",
     title="Masks only at the edges",
     idea="Only blocks with an edge in them (end of the sequence, diagonal, window) pay for a mask.",
+    notebook="06_peeled",
     walk=softmax.walk_peeled,
 )
 STATIONARY = dataclasses.replace(
     PEELED,
     name="stationary",
     title="Q stays, and the tensor core never drains",
-    idea="Tiles with the same queries follow each other and keep them; S of the next tile runs in this one's epilogue.",
+    idea="Tiles of the same queries follow each other; S of the next tile runs during this one's epilogue.",
+    notebook="07_stationary",
     tiling=functools.partial(forward_tiling, overlap=True),
     mma=forward.mma_across,
     hear=tmem.hear_by_class,
@@ -104,7 +108,8 @@ LEAN = dataclasses.replace(
     STATIONARY,
     name="lean",
     title="Fewer special functions",
-    idea="A quarter of the exponentials by polynomial, arithmetic two elements wide, no rescaling for small moves.",
+    idea="A quarter of the exponentials by polynomial, two elements an instruction, fewer rescalings.",
+    notebook="07_stationary",
     weigh=softmax.weigh_lean,
     rescale=forward.rescale_if_needed,
 )

@@ -8,6 +8,7 @@ import torch
 
 from jfa.kernels.blackwell import forward as forward_kernel
 from jfa.kernels.blackwell import ladder
+from jfa.kernels.hopper.launch import find, packed_rows
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
 from jfa.kernels.step import Step
@@ -22,25 +23,15 @@ def supports(problem: Problem) -> str | None:
     if problem.head_dim not in (64, 128):
         return f"q: the Blackwell kernels take head dimensions 64 and 128, got {problem.head_dim}"
     if problem.head_dim_v != problem.head_dim:
-        return f"v: the Blackwell kernels take the head dimension of k, {problem.head_dim}, got {problem.head_dim_v}"
+        return (
+            f"v: the Blackwell kernels take k's head dimension {problem.head_dim}, got {problem.head_dim_v}"
+        )
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"q: the Blackwell kernels take bfloat16 and float16, got {problem.dtype}"
     rows = max(problem.total_kv, problem.total_q * (problem.batch if problem.broadcast_q else 1))
     if rows > 1 << 30:
         return f"q, k, v: the Blackwell kernels address 2**30 rows, got {rows}"
     return None
-
-
-def find_step(step: Step | str | None) -> Step:
-    """The forward step of that name; None is the last of the ladder."""
-    if isinstance(step, Step):
-        return step
-    for known in ladder.FORWARD:
-        if known.name == step:
-            return known
-    if step is None:
-        return ladder.FORWARD[-1]
-    raise ValueError(f"step: expected one of {', '.join(s.name for s in ladder.FORWARD)}, got {step!r}")
 
 
 def forward(
@@ -60,11 +51,10 @@ def forward(
     """
     out = q.new_empty(problem.out_shape)
     lse = q.new_empty(problem.lse_shape, dtype=torch.float32)
+    step = find(ladder.FORWARD, step) or ladder.FORWARD[-1]
     if out.numel() == 0 or problem.total_kv == 0:
         return out.zero_(), lse.fill_(-math.inf)
-    grid, args, constants = arguments(
-        problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, find_step(step)
-    )
+    grid, args, constants = arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step)
     forward_kernel.kernel[grid](*args, **constants)
     return out, lse
 
@@ -80,9 +70,9 @@ def arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step)
     scale = problem.scale
     if scale <= 0:  # the kernel scales the maximum, which needs a positive factor
         q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
-    rows = out.view(-1, problem.heads_q, problem.head_dim)
-    boxes = [(q, 128), (k, constants["BLOCK_N"]), (v, constants["BLOCK_N"]), (rows, 128)]
-    args = [describe(x, rows) for x, rows in boxes]
+    block_n, columns = constants["BLOCK_N"], problem.head_dim
+    rows = [packed_rows(x) for x in (q, k, v, out.view(-1, problem.heads_q, columns))]
+    args = [ragged_descriptor(x, n, columns) for x, n in zip(rows, (128, block_n, block_n, 128), strict=True)]
     args += [out, lse, schedule.q_tiles, schedule.q_counts]
     args += [schedule.q_counts if problem.broadcast_q else schedule.q_offsets]  # not read with broadcast-Q
     args += [problem.total_q, max(problem.window_left, 0), max(problem.window_right, 0), scale * LOG2_E]
@@ -111,16 +101,6 @@ def constexprs(problem: Problem, step: Step, block_m: int | None = None) -> dict
             "num_stages": 1,
         }
     )
-
-
-def describe(x: torch.Tensor, rows: int):
-    """A ragged descriptor over (rows, heads * D), of a copy where TMA cannot take the tensor as it is."""
-    stride, bytes_ = x.stride(0), x.element_size()
-    fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and stride * bytes_ % 16 == 0
-    if not fits or x.data_ptr() % 16 or not 0 < stride < 1 << 31:
-        x = x.contiguous() if not x.is_contiguous() else x.clone()
-    flat = x.as_strided((x.shape[0], x.shape[1] * x.shape[2]), (x.stride(0), 1))
-    return ragged_descriptor(flat, rows, x.shape[2])
 
 
 @functools.cache

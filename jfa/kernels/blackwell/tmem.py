@@ -1,4 +1,4 @@
-"""What the roles of the Blackwell kernels pass to each other through tensor memory, and the deals of its CTAs."""
+"""What the roles of the Blackwell forward kernel pass to each other in tensor memory, and its deals."""
 
 import triton
 import triton.language as tl
@@ -34,13 +34,14 @@ class Streams:
     total_full: tlx.mbarrier  # softmax -> correction: row_sum and row_max of the tile are there
     total_free: tlx.mbarrier  # correction -> mma and softmax: it has read them
     acc_full: tlx.mbarrier  # mma -> correction: the tile's last P V is done
+    scale: tl.tensor  # of scores, to log2 units
     TILES: tl.constexpr  # query tiles of an item: 2 that share keys, or 1 whose keys the groups take in turn
+    HEAD_DIM: tl.constexpr
+    SLICE: tl.constexpr  # accumulator columns that the correction group holds at a time
 
 
 @triton.jit
-def make_ring(
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr, DEPTH: tl.constexpr, READERS: tl.constexpr
-):
+def make_ring(ROWS, COLUMNS, DTYPE, DEPTH: tl.constexpr, READERS: tl.constexpr):
     """A ring of DEPTH tiles (ROWS, COLUMNS) in shared memory that READERS let go of."""
     tiles = tlx.local_alloc((ROWS, COLUMNS), DTYPE, DEPTH)
     fulls = tlx.alloc_barriers(DEPTH)
@@ -49,7 +50,7 @@ def make_ring(
 
 
 @triton.jit
-def make_streams(BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DTYPE: tl.constexpr, TILES: tl.constexpr):
+def make_streams(scale, BLOCK_N, HEAD_DIM, DTYPE, TILES, SLICE):
     """TMEM, columns of 128 lanes x 4 B: scores 2 x BLOCK_N, acc 2 x HEAD_DIM; 512 at 128 and 128.
 
     A scores buffer of 128 columns later holds weights (64), factor, row_sum and row_max.
@@ -69,28 +70,14 @@ def make_streams(BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DTYPE: tl.conste
     )
     acc = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 2, tlx.storage_kind.tmem)
     score_full = tlx.alloc_barriers(2)
-    factor_full = tlx.alloc_warp_barrier(
-        2, num_warps=4
-    )  # every thread of a warp group arrives: no sync before
+    factor_full = tlx.alloc_warp_barrier(2, num_warps=4)  # every thread of a group arrives: no sync before
     ready = tlx.alloc_warp_barrier(2, num_warps=4, num_arrivals=2)
     total_full = tlx.alloc_warp_barrier(2, num_warps=4)
     total_free = tlx.alloc_warp_barrier(2, num_warps=4)
     acc_full = tlx.alloc_barriers(1)
-    return Streams(
-        scores,
-        weights,
-        factor,
-        row_sum,
-        row_max,
-        acc,
-        score_full,
-        factor_full,
-        ready,
-        total_full,
-        total_free,
-        acc_full,
-        TILES,
-    )
+    stats = (factor, row_sum, row_max)
+    barriers = (score_full, factor_full, ready, total_full, total_free, acc_full)
+    return Streams(scores, weights, *stats, acc, *barriers, scale, TILES, HEAD_DIM, SLICE)
 
 
 @triton.aggregate
