@@ -1,4 +1,4 @@
-"""The static facts of one attention call: everything a launch decides by, and nothing that lives on a device."""
+"""The static facts of one attention call: what a launch decides by, and nothing that lives on a device."""
 
 from dataclasses import dataclass
 
