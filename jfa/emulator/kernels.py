@@ -7,6 +7,7 @@ import inspect
 import textwrap
 import threading
 
+from .carried import lost_carries
 from .context import CTX
 from .rewrite import callee, rewrite
 
@@ -75,6 +76,7 @@ class Kernel:
         self.tree = None
         self.scope = {}
         self.bindings = {}
+        self.lost = []
 
     def compile(self, patch=None):
         """Compiles the source; `patch` (source -> source) mutates it first, for tests of the detection."""
@@ -86,6 +88,7 @@ class Kernel:
             self.scope = _builtins()
             self.bindings = {}
             self.tree = tree
+            self.lost = lost_carries(source, self.first_line)
             self.bind()
             local = {}
             exec(compile(tree, filename, "exec"), self.scope, local)
@@ -122,6 +125,8 @@ class Kernel:
     def __call__(self, /, *args, **kwargs):
         if self.code is None:
             self.compile()
+        for lost in self.lost:
+            CTX.machine.violation("carried value lost", f"{self.__name__}: {lost}")
         return self.code(*args, **kwargs)
 
     def __repr__(self):
