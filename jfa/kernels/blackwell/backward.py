@@ -59,7 +59,7 @@ def load(
     TILE: tl.constexpr,
     HEAR: tl.constexpr,
 ):
-    """Loader: Q and dO of every turn; K and V with a tile's first turn, in the order in which room appears."""
+    """Loader: Q and dO of every turn; K and V with a tile's first turn, in the order in which slots empty."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)
     while t < deal.items:
@@ -230,7 +230,7 @@ def kernel(
         DQ_STAGES,
         HELD,
     )
-    x = make_products(HEAD_DIM, DTYPE)
+    x = make_products(HEAD_DIM, DTYPE, False)
     statistics = Statistics(log2_lse, delta, stat_rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):

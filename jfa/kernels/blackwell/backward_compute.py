@@ -9,14 +9,13 @@ from jfa.kernels.ragged import ragged_row
 
 
 @triton.jit
-def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, scale_log2, masked):
+def weigh(group: tl.constexpr, keys, tile, buffers, x, slot, block, turn, scale_log2, masked):
     """P^T and dS^T of this group's 64 query rows against the tile's 128 keys; a thread has one key.
 
     PART rows at a time, so that a thread holds its P and little else.
     """
     DTYPE: tl.constexpr = buffers.ds.dtype
     mine: tl.constexpr = group * HALF
-    slot = buffers.q.await_full(turn)  # load -> compute: the statistics have arrived
     tlx.barrier_wait(x.s_full[0], turn & 1)  # mma -> compute
     weights = ()
     for c in tl.static_range(HALF // PART):
@@ -47,7 +46,9 @@ def walk_masked(
 ):
     """Blocks [low, high) of query rows of one head, every one masked."""
     for block in range(low, high):
-        WEIGH(group, keys, tile, buffers, x, block, turn + block - low, scale_log2, True)
+        now = turn + block - low
+        slot = buffers.q.await_full(now)  # load -> compute: the statistics have arrived
+        WEIGH(group, keys, tile, buffers, x, slot, block, now, scale_log2, True)
 
 
 @triton.jit
@@ -56,12 +57,11 @@ def walk_peeled(
 ):
     """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
     first, end = keys.bulk_blocks(tile, low, high)
-    for block in range(low, first):
-        WEIGH(group, keys, tile, buffers, x, block, turn + block - low, scale_log2, True)
-    for block in range(first, end):
-        WEIGH(group, keys, tile, buffers, x, block, turn + block - low, scale_log2, False)
-    for block in range(end, high):
-        WEIGH(group, keys, tile, buffers, x, block, turn + block - low, scale_log2, True)
+    for block in range(low, high):
+        now = turn + block - low
+        slot = buffers.q.await_full(now)  # load -> compute: the statistics have arrived
+        masked = (block < first) | (block >= end)
+        WEIGH(group, keys, tile, buffers, x, slot, block, now, scale_log2, masked)
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def drain(keys, buffers, x, dq, tile, head, block):
 
 @triton.jit
 def drain_early(keys, buffers, x, dq, tile, head, block):
-    """As `drain`, but the last HELD slices go to registers first, and tensor memory is free before they leave."""
+    """As `drain`, but the last HELD slices go to registers first: tensor memory is free before they leave."""
     SLICES: tl.constexpr = buffers.HEAD_DIM // buffers.SLICE
     span, end, row = ragged_row(tile.q_end, tile.q_len, block * keys.BLOCK_M)
     for c in tl.static_range(SLICES - buffers.HELD):
@@ -138,7 +138,7 @@ def drain_early(keys, buffers, x, dq, tile, head, block):
 
 @triton.jit
 def store_columns(keys, buffers, accumulator, gradient, tile, turns, factor, FIRST: tl.constexpr):
-    """One accumulator of the key tile to memory; zeros when no query saw the tile; TMA clips the last tile."""
+    """One accumulator of the key tile to memory, zeros when no query saw it; TMA clips the last tile."""
     span, end, row = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
         part = tl.zeros([ROWS, RESULT], tl.float32)

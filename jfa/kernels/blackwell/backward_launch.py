@@ -1,8 +1,10 @@
 """The backward pass on Blackwell: which kernel runs a call, and how it is launched."""
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa.kernels import baseline
+from jfa.kernels.blackwell import backward_stationary as stationary
 from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.backward import kernel
 from jfa.kernels.blackwell.backward_parts import RESULT, ROWS
@@ -116,4 +118,45 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
         num_warps=4,
         num_stages=1,
     )
+    return finish_queries(problem, sums, q), dk, dv
+
+
+def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets):
+    """Launch the kernel with dQ on chip, once for every 128 query rows."""
+    reason = fits_stationary(problem)
+    if reason is not None:
+        raise ValueError(f"step {step.name}: {reason}")
+    rows, dim, heads = ROWS.value, problem.head_dim, problem.heads_q
+    padded = -(-problem.total_q // rows) * rows
+    schedule = tiles_for(problem, schedule, kv_offsets, q_offsets, rows)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    statistics = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, rows, padded)
+    shares = max(launch.processors(q.device) // heads, 1)
+    sums = torch.empty((shares, padded, heads * dim), dtype=torch.float32, device=q.device)
+    shape, strides, box = [shares * padded, heads * dim], [heads * dim, 1], [rows, RESULT.value]
+    for first_row in range(0, problem.total_q, rows):
+        stationary.kernel[(shares * heads,)](
+            *[ragged_descriptor(packed_rows(x), rows, dim) for x in (q, k, v)],
+            *[ragged_descriptor(rows_of(x), rows, dim) for x in (dout, dk, dv)],
+            TensorDescriptor(sums, shape, strides, box),
+            statistics.log2_lse,
+            statistics.delta,
+            schedule.kv_tiles,
+            schedule.kv_counts,
+            kv_offsets,
+            problem.batch,
+            problem.total_q,
+            statistics.padded,
+            statistics.count,
+            first_row,
+            heads,
+            problem.scale * launch.LOG2_E,
+            problem.scale,
+            LEAVE=stationary.leave_by_store if first_row == 0 else stationary.leave_by_add,
+            HEAD_DIM=dim,
+            **step.constexprs(problem),
+            num_warps=4,
+            num_stages=1,
+        )
     return finish_queries(problem, sums, q), dk, dv

@@ -33,7 +33,7 @@ class Buffers:
 
 @triton.aggregate
 class Products:
-    """Tensor memory, and who waits for whom there. Blocks of query rows are counted as turns, one parity each.
+    """Tensor memory, and who waits for whom there. A turn (one block of query rows) has one parity.
 
     ``s``, ``dp`` (keys, rows) float32 of 128 columns. A compute group owns half of the columns: it overwrites
     the left half of them with its P^T or dS^T, (keys, HALF) in the input's dtype, buffer 2 * group.
@@ -65,31 +65,63 @@ def make_ring(COUNT, COLUMNS, DTYPE, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def make_products(HEAD_DIM, DTYPE):
-    """TMEM columns: s 128 (p inside), dp 128 (ds and dq inside), dk and dv HEAD_DIM each; 512 at 128."""
-    left = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    s = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=left)
-    p = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=left)
-    left.set_buffer_overlap(
-        tlx.reuse_group(s, tlx.reuse_group(p, group_size=4), group_type=tlx.reuse_group_type.shared)
+def make_accumulators(COLUMNS, COUNT: tl.constexpr):
+    """Accumulators (128, COLUMNS) float32."""
+    return tlx.local_alloc((ROWS, COLUMNS), tl.float32, COUNT, tlx.storage_kind.tmem)
+
+
+@triton.jit
+def make_scores(DTYPE):
+    """A product (keys, rows) of 128 columns, and in its place P^T or dS^T in four quarters."""
+    place = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    product = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
+    result = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=place)
+    place.set_buffer_overlap(
+        tlx.reuse_group(
+            product, tlx.reuse_group(result, group_size=4), group_type=tlx.reuse_group_type.shared
+        )
     )
-    right = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    dp = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=right)
-    ds = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=right)
-    dq = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=right)
-    right.set_buffer_overlap(
-        tlx.reuse_group(dp, tlx.reuse_group(ds, group_size=4), dq, group_type=tlx.reuse_group_type.shared)
+    return product, result
+
+
+@triton.jit
+def make_scores_and_dq(HEAD_DIM, DTYPE):
+    """As `make_scores`, with dQ in the same place."""
+    place = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    product = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
+    result = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=place)
+    dq = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
+    place.set_buffer_overlap(
+        tlx.reuse_group(
+            product, tlx.reuse_group(result, group_size=4), dq, group_type=tlx.reuse_group_type.shared
+        )
     )
-    dk = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-    dv = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-    ready = tlx.alloc_warp_barrier(2, num_warps=4)  # every thread of a group arrives: no sync before
-    ds_ready = tlx.alloc_warp_barrier(2, num_warps=4)
-    dq_free = tlx.alloc_warp_barrier(1, num_warps=4)
-    dkv_free = tlx.alloc_warp_barrier(1, num_warps=4)
-    full = tlx.alloc_barriers(1)
+    return product, result, dq
+
+
+@triton.jit
+def make_products(HEAD_DIM, DTYPE, STATIONARY: tl.constexpr):
+    """TMEM columns: s 128, dp 128, dk and dv HEAD_DIM each, dq in dp's place; 512 at a head dimension of 128.
+
+    When dQ is the one that stays, dk and dv are short-lived and share their place instead.
+    """
+    s, p = make_scores(DTYPE)
+    if STATIONARY:
+        dp, ds = make_scores(DTYPE)
+        dq = make_accumulators(HEAD_DIM, 1)
+        dk = make_accumulators(HEAD_DIM, 1)
+        dv = dk
+    else:
+        dp, ds, dq = make_scores_and_dq(HEAD_DIM, DTYPE)
+        dk = make_accumulators(HEAD_DIM, 1)
+        dv = make_accumulators(HEAD_DIM, 1)
+    s_full = tlx.alloc_barriers(1)
     dp_full = tlx.alloc_barriers(1)
+    p_ready = tlx.alloc_warp_barrier(2, num_warps=4)  # every thread of a group arrives: no sync before
+    ds_ready = tlx.alloc_warp_barrier(2, num_warps=4)
     dq_full = tlx.alloc_barriers(1)
+    dq_free = tlx.alloc_warp_barrier(1, num_warps=4)
     dkv_full = tlx.alloc_barriers(1)
-    return Products(
-        s, p, dp, ds, dq, dk, dv, full, dp_full, ready, ds_ready, dq_full, dq_free, dkv_full, dkv_free
-    )
+    dkv_free = tlx.alloc_warp_barrier(1, num_warps=4)
+    barriers = (s_full, dp_full, p_ready, ds_ready, dq_full, dq_free, dkv_full, dkv_free)
+    return Products(s, p, dp, ds, dq, dk, dv, *barriers)

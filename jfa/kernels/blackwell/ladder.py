@@ -4,9 +4,9 @@ import dataclasses
 import functools
 
 from jfa.kernels import keys, parts
-from jfa.kernels.blackwell import backward, backward_compute, forward, softmax, tmem
+from jfa.kernels.blackwell import backward, backward_compute, backward_stationary, forward, softmax, tmem
 from jfa.kernels.problem import Problem
-from jfa.kernels.step import BlackwellBackward, BlackwellForward
+from jfa.kernels.step import BlackwellBackward, BlackwellForward, BlackwellStationary
 
 
 def forward_tiling(problem: Problem, *, block_m: int | None = None, overlap: bool = False) -> dict[str, int]:
@@ -118,11 +118,11 @@ FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY, LEAN]
 
 
 def one_staging_tile(problem: Problem) -> dict[str, int]:
-    """128 keys against blocks of 128 query rows; half of dQ's columns at a time through one staging tile."""
+    """128 keys against blocks of 128 query rows; 32 columns of dQ at a time through one staging tile."""
     return {
         "ROW_STAGES": 1,
         "DQ_STAGES": 1,
-        "SLICE": 64,
+        "SLICE": 32,
         "HELD": 0,
         "REGISTERS": 144,
         "WARP_REGISTERS": 80,
@@ -130,13 +130,21 @@ def one_staging_tile(problem: Problem) -> dict[str, int]:
 
 
 def two_staging_tiles(problem: Problem) -> dict[str, int]:
-    """The same room for two slices of dQ, half as wide: one is filled while the other is added."""
-    return one_staging_tile(problem) | {"DQ_STAGES": 2, "SLICE": 32}
+    """Room for two slices of dQ: one is filled while the other is added. Wider ones would not fit."""
+    return one_staging_tile(problem) | {"DQ_STAGES": 2}
 
 
 def two_slices_held(problem: Problem) -> dict[str, int]:
     """The last two slices of dQ leave tensor memory before they leave the CTA."""
     return two_staging_tiles(problem) | {"HELD": 2}
+
+
+def two_tiles_in_flight(problem: Problem) -> dict[str, int]:
+    """K and V twice; a second dO fits beside them at a head dimension of 64."""
+    stages = (
+        {"KV_STAGES": 2, "DOUT_STAGES": 1} if problem.head_dim == 128 else {"KV_STAGES": 3, "DOUT_STAGES": 2}
+    )
+    return stages | {"REGISTERS": 144, "WARP_REGISTERS": 80}
 
 
 BACKWARD_WARP_SPECIALIZED = BlackwellBackward(
@@ -205,6 +213,21 @@ BACKWARD_PEELED = dataclasses.replace(
     notebook="07_loop_peeling",
     walk=backward_compute.walk_peeled,
 )
+BACKWARD_STATIONARY = BlackwellStationary(
+    name="stationary",
+    title="dQ stays on chip",
+    idea="With a shared query block a CTA keeps its dQ in tensor memory over all sequences: no reduction.",
+    arch="blackwell",
+    direction="backward",
+    notebook="09_full_kernel",
+    pruned=True,
+    tiling=two_tiles_in_flight,
+    load=backward_stationary.load,
+    mma=backward_stationary.mma,
+    compute=backward_stationary.compute,
+    weigh=backward_compute.weigh,
+    store=backward_stationary.store,
+)
 
 BACKWARD = [
     BACKWARD_WARP_SPECIALIZED,
@@ -213,4 +236,5 @@ BACKWARD = [
     DQ_STAGED,
     DQ_RELEASED,
     BACKWARD_PEELED,
+    BACKWARD_STATIONARY,
 ]
