@@ -10,11 +10,23 @@ import os as _os
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     _os.environ.setdefault(_name, "1")  # read when numpy loads; see blas.py for when it has loaded already
 
-from .emulate import active, emulate  # noqa: E402
-from .errors import CapacityError, DeadlockError, EmulationError, UnknownConstruct  # noqa: E402
-from .kernels import mutated  # noqa: E402
-from .launch import launch  # noqa: E402
-from .report import Finding, Report  # noqa: E402
+from importlib.util import find_spec as _find_spec  # noqa: E402
+
+_MISSING = [_name for _name in ("greenlet", "ml_dtypes", "threadpoolctl") if _find_spec(_name) is None]
+
+if not _MISSING:
+    from .emulate import active, emulate
+    from .errors import CapacityError, DeadlockError, EmulationError, UnknownConstruct
+    from .kernels import mutated
+    from .launch import launch
+    from .report import Finding, Report
+
+
+def __getattr__(name):
+    """Where a dependency is missing (a GPU machine needs no emulator), the names say so when used."""
+    if name in __all__ and _MISSING:
+        raise ImportError(f"jfa.emulator needs {', '.join(_MISSING)}, which this Python does not have")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def install_standin():
