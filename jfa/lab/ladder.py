@@ -184,12 +184,17 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
         lengths = case.lengths().tolist()
         problem = problem_of(lengths, case.M, case.Hq, case.D, inputs.q.dtype, "cuda")
         args = (problem, inputs.q, inputs.k, inputs.v, inputs.kv_offsets, None)
+        run = module.forward
+        if direction == "backward":
+            out, lse = module.forward(*args)
+            args = (problem, inputs.dout, None, *args[1:4], out, lse, *args[4:])
+            run = module.backward
         work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction)
         calls = {}
         for name, step in chosen.items():
             schedule = schedule_of(step, problem, inputs)
             for scope, given in (("kernel", schedule), ("call", None)):
-                calls[f"{scope}:{name}"] = functools.partial(module.forward, *args, step=step, schedule=given)
+                calls[f"{scope}:{name}"] = functools.partial(run, *args, step=step, schedule=given)
         for row in measure.interleave(
             calls, rounds, sample_ms=5.0, graph=True, flush_l2=True, keep_going=True
         ):
@@ -202,8 +207,9 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
 def schedule_of(step, problem, inputs):
     """The tile lists that the step would make for itself."""
     sizes = step.tiling(problem)
+    block_m = sizes.get("BLOCK_M", 128) if step.direction == "forward" else 128
     options = {"order": step.order, "pruned": step.pruned}
-    return make_schedule(problem, inputs.kv_offsets, None, sizes["BLOCK_M"], sizes["BLOCK_N"], **options)
+    return make_schedule(problem, inputs.kv_offsets, None, block_m, sizes["BLOCK_N"], **options)
 
 
 SHAPES = [
@@ -236,17 +242,15 @@ def main(arguments: list[str] | None = None) -> int:
             print(show(rows(chosen.direction, arch)), flush=True)
     if chosen.only == "table" or not torch.cuda.is_available():
         return 0
-    found = []
     compared = experiments() if chosen.experiments else variants(chosen.direction)
     for row in measured(chosen.direction, SHAPES, compared, chosen.rounds):
-        found.append(row)
+        if chosen.output:  # at once: a run that is cut short keeps what it has
+            measure.write_rows(chosen.output, [row], append=True)
         print(
             f"M={row['M']:<4} N={row['N']:<5} density {row['density']:<4} {row['scope']:<7}{row['step']:<24}"
             f"{row.get('ms_p50', 0) * 1e3:9.1f} us {row.get('tflops', 0):7.0f} TFLOPS {row['error']}",
             flush=True,
         )
-    if chosen.output:
-        measure.write_rows(chosen.output, found)
     return 0
 
 
