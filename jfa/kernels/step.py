@@ -70,6 +70,12 @@ class BlackwellForward(Step):
     draw: Any = None  # the deal's producer, a warp of its own; None when every role can compute the deal
     hear: Any = None  # the deal, everybody's side: which item comes next
     fresh: Any = None  # whether a tile needs its queries loaded
+    overlap: bool = False  # whether the epilogue runs during the next tile's main loop
+
+    def constexprs(self, problem: Problem, block_m: int | None = None) -> dict[str, Any]:
+        """As for every step; ``block_m``: query rows of a tile in a schedule that is given."""
+        roles = {name.upper(): role for name, role in self.roles().items()}
+        return {"DRAW": None} | roles | self.tiling(problem, block_m, self.overlap)
 
 
 @dataclasses.dataclass(frozen=True)

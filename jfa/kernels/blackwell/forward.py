@@ -48,7 +48,7 @@ def score(s, q, kv, q_item, kv_item, u):
 
 @triton.jit
 def accumulate(s, kv, kv_item, u, i, steps):
-    """acc += P V of block ``u``, the i-th of a tile's steps; a group's first block of a tile starts from zero."""
+    """acc += P V of block ``u``, the i-th of a tile's steps; each group's first one starts from zero."""
     group = u & 1
     v_slot = kv.await_full(kv_item)  # load -> mma: V has arrived
     tlx.barrier_wait(s.ready[group], (u >> 1) & 1)  # softmax: P is there; correction: acc is rescaled
@@ -99,12 +99,14 @@ def mma_across(work, deal, q, kv, s, HEAR, FRESH):
         for i in range(steps):
             if u >= 2:
                 accumulate(s, kv, v0, u - 2, i0, steps0)
-            if i < 2:  # correction -> mma: it has read this group's totals of the tile before
+            if i < 2:  # correction -> mma: it has read the group's totals of the tile before
                 tlx.barrier_wait(s.total_free[u & 1], (k & 1) ^ 1)
             score(s, q, kv, q_item + i % TILES, kv_item + i // TILES * 2, u)
             v0, i0, steps0 = v1, i1, steps1
             v1, i1, steps1 = kv_item + i // TILES * 2 + 1, i, steps
             u += 1
+        if steps == 1:  # the other group's too: a parity may not fall two turns behind
+            tlx.barrier_wait(s.total_free[u & 1], (k & 1) ^ 1)
         kv_item += blocks * 2
         k += 1
         t = HEAR(deal, k)
@@ -154,14 +156,13 @@ def correction(work, deal, s, o, lse, HEAR, RESCALE, OVERLAP: tl.constexpr):
                 RESCALE(s, group)
             tlx.barrier_arrive(s.ready[group])  # correction -> mma
             u += 1
-        sum0, max0 = totals(s, 0, k)
-        sum1, max1 = totals(s, 1, k)
-        if OVERLAP:  # correction -> mma, softmax: the next tile's S may come, its P V waits for ``ready``
-            free(s)
+        sum0, max0 = totals(s, 0, k, OVERLAP)
+        sum1, max1 = totals(s, 1, k, OVERLAP)
         tlx.barrier_wait(s.acc_full[0], k & 1)  # mma -> correction: all P V of the tile are done
         finish(work, tile, s, o, o_item, lse, sum0, max0, sum1, max1)
         if not OVERLAP:  # correction -> mma, softmax: the tile has left TMEM
-            free(s)
+            tlx.barrier_arrive(s.total_free[0])
+            tlx.barrier_arrive(s.total_free[1])
         o_item += s.TILES
         k += 1
         t = HEAR(deal, k)
@@ -169,17 +170,13 @@ def correction(work, deal, s, o, lse, HEAR, RESCALE, OVERLAP: tl.constexpr):
 
 
 @triton.jit
-def totals(s, group, k):
+def totals(s, group, k, OVERLAP: tl.constexpr):
     """Row sum and maximum (128, 1) that a softmax group leaves at the end of turn ``k``."""
     tlx.barrier_wait(s.total_full[group], k & 1)  # softmax -> correction
-    return tlx.local_load(s.row_sum[group]), tlx.local_load(s.row_max[group])
-
-
-@triton.jit
-def free(s):
-    """Let the mma warp and both softmax groups go on to the next tile."""
-    for group in tl.static_range(2):
+    row_sum, row_max = tlx.local_load(s.row_sum[group]), tlx.local_load(s.row_max[group])
+    if OVERLAP:  # correction -> mma, softmax: the next tile's S may come; its P V waits for ``ready``
         tlx.barrier_arrive(s.total_free[group])
+    return row_sum, row_max
 
 
 @triton.jit

@@ -1,7 +1,6 @@
 """The steps of the Blackwell kernels as data, in the order of the course."""
 
 import dataclasses
-import functools
 
 from jfa.kernels import keys, parts
 from jfa.kernels.blackwell import backward, backward_compute, backward_stationary, forward, softmax, tmem
@@ -9,7 +8,7 @@ from jfa.kernels.problem import Problem
 from jfa.kernels.step import BlackwellBackward, BlackwellForward, BlackwellStationary
 
 
-def forward_tiling(problem: Problem, *, block_m: int | None = None, overlap: bool = False) -> dict[str, int]:
+def forward_tiling(problem: Problem, block_m: int | None = None, overlap: bool = False) -> dict[str, int]:
     """How the two softmax groups share the work of a CTA, and what the seven 32 KB slots of SMEM hold.
 
     Clocks per 128 x 128 block of scores at head dimension 128 (rates: tensor core N / 2 a MMA of K = 16, MUFU
@@ -99,7 +98,7 @@ STATIONARY = dataclasses.replace(
     title="Q stays, and the tensor core never drains",
     idea="Tiles of the same queries follow each other; S of the next tile runs during this one's epilogue.",
     notebook="07_stationary",
-    tiling=functools.partial(forward_tiling, overlap=True),
+    overlap=True,
     mma=forward.mma_across,
     hear=tmem.hear_by_class,
     fresh=parts.keep_queries,

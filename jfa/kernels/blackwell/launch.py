@@ -1,7 +1,5 @@
 """Launches the Blackwell kernels: checks, descriptors, schedule, outputs."""
 
-import dataclasses
-import functools
 import math
 
 import torch
@@ -85,25 +83,17 @@ def constexprs(problem: Problem, step: Step, block_m: int | None = None) -> dict
     """What the forward kernel is compiled with; ``block_m`` is that of a schedule that was given."""
     if block_m not in (None, 128, 256):
         raise ValueError(f"schedule: expected one for 128 or 256 query rows a tile, got {block_m}")
-    if block_m is not None:
-        step = dataclasses.replace(step, tiling=functools.partial(step.tiling, block_m=block_m))
-    return (
-        {"DRAW": None}
-        | step.constexprs(problem)
-        | {
-            "HEADS": problem.heads_q,
-            "GROUP": problem.group,
-            "BROADCAST": problem.broadcast_q,
-            "LEFT": problem.window_left >= 0,
-            "RIGHT": problem.window_right >= 0,
-            "HEAD_DIM": problem.head_dim,
-            "num_warps": 4,
-            "num_stages": 1,
-        }
-    )
+    facts = {
+        "HEADS": problem.heads_q,
+        "GROUP": problem.group,
+        "BROADCAST": problem.broadcast_q,
+        "LEFT": problem.window_left >= 0,
+        "RIGHT": problem.window_right >= 0,
+        "HEAD_DIM": problem.head_dim,
+    }
+    return step.constexprs(problem, block_m) | facts | {"num_warps": 4, "num_stages": 1}
 
 
-@functools.cache
 def processors(device: torch.device) -> int:
     """Streaming multiprocessors of the device; a few in the emulator."""
     if device.type != "cuda":
