@@ -56,9 +56,9 @@ def problem_of(q, k, v, kv_offsets, q_offsets, scale=None, window=(-1, -1)):
     )
 
 
-def check(*inputs, **rule):
+def check(*inputs, deterministic=False, **rule):
     """out, lse and the gradients within the error budget."""
-    options = {"backend": "triton"}
+    options = {"backend": "triton", "deterministic": deterministic}
     check_attention(jfa.jagged_flash_attention, *inputs, options=options, **rule).check()
 
 
@@ -117,6 +117,12 @@ FEATURES = {
 def test_feature_is_within_the_error_budget(name):
     shape, kinds, rule = FEATURES[name]
     check(*tensors(*shape, **kinds), **rule)
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if isinstance(FEATURES[name][0][1], int)])
+def test_feature_is_within_the_error_budget_when_deterministic(name):
+    shape, kinds, rule = FEATURES[name]
+    check(*tensors(*shape, **kinds), deterministic=True, **rule)
 
 
 def test_the_check_refuses_wrong_answers_here():
@@ -439,7 +445,8 @@ def test_gpu_answers_are_within_the_error_budget(dtype, dim, query):
 @pytest.mark.parametrize("name", FEATURES)
 def test_gpu_features(name):
     shape, kinds, rule = FEATURES[name]
-    check(*on_gpu(tensors(*shape, **kinds)), **rule)
+    for deterministic in (False, True):
+        check(*on_gpu(tensors(*shape, **kinds)), deterministic=deterministic, **rule)
 
 
 @pytest.mark.gpu

@@ -160,7 +160,7 @@ def backward(
     common = _common(problem, q, k, v, kv_offsets, q_offsets) | _layout(problem, dout, "do")
     common |= dict(dout=dout, lse=lse, delta=None)
     if need_q or need_k:
-        common["delta"] = _launch_delta(problem, dout, dlse, out, lse)
+        common["delta"] = _launch_delta(problem, dout, dlse, out)
 
     need_kv = (need_k or need_v) and problem.total_kv > 0
     add_dq = need_q and need_kv and problem.broadcast_q and not deterministic
@@ -179,8 +179,8 @@ def backward(
     return dq, dk, dv
 
 
-def _launch_delta(problem, dout, dlse, out, lse):
-    delta = torch.empty_like(lse)
+def _launch_delta(problem, dout, dlse, out):
+    delta = torch.empty(problem.lse_shape, dtype=torch.float32, device=out.device)
     if delta.numel():
         slabs = problem.batch if problem.broadcast_q else 1
         block_m = min(padded(problem.total_q), 64)
@@ -191,7 +191,6 @@ def _launch_delta(problem, dout, dlse, out, lse):
             dict(
                 out=out,
                 dout=dout,
-                lse=lse,
                 dlse=None if dlse is None else dlse.contiguous(),
                 delta=delta,
                 total_q=problem.total_q,

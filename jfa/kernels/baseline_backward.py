@@ -27,12 +27,12 @@ from jfa.kernels.baseline_parts import (
 
 @triton.jit(do_not_specialize=["total_q"])
 def delta_kernel(
-    out, dout, lse, dlse, delta, total_q, stride_ob, stride_oh, stride_dob, stride_doh,
+    out, dout, dlse, delta, total_q, stride_ob, stride_oh, stride_dob, stride_doh,
     ROW_O: tl.constexpr, ROW_DO: tl.constexpr,
     HEADS_Q: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DLSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(out * dout) - dlse, shaped like lse; 0 for rows that saw no key, whatever dlse says."""
+    """delta = rowsum(out * dout) - dlse, shaped like lse."""
     head = (tl.program_id(0) % HEADS_Q).to(tl.int64)
     tile = tl.program_id(0) // HEADS_Q
     blocks = tl.cdiv(total_q, BLOCK_M)
@@ -48,8 +48,7 @@ def delta_kernel(
     stat = (slab * HEADS_Q + head) * total_q + first + row
     if HAS_DLSE:
         total -= tl.load(dlse + stat, mask=row < rows, other=0.0)
-    seen = tl.load(lse + stat, mask=row < rows, other=0.0) != float("-inf")
-    tl.store(delta + stat, tl.where(seen, total, 0.0), mask=row < rows)
+    tl.store(delta + stat, total, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=RUN_TIME_SIZES)
@@ -80,7 +79,8 @@ def dkdv_kernel(
     q_start, q_len, slab = find_queries(q_offsets, sequence, batch, total_q, PACKED_Q)
     q_len = tl.where(sequence < batch, q_len, 0)  # rows past the last sequence get gradient 0
     shift = kv_len - q_len
-    low, high = query_range(first, tl.minimum(keys, BLOCK_N), shift, q_len, left, right, HAS_LEFT, HAS_RIGHT)
+    # Rows that see no key at all come before low: whatever their gradients hold, NaN included, is not read.
+    low, high = query_range(first, BLOCK_N, shift, q_len, left, right, HAS_LEFT, HAS_RIGHT)
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_M)
 
     key = tl.arange(0, BLOCK_N)[:, None]  # tiles of scores lie transposed here: a row a key
@@ -93,7 +93,7 @@ def dkdv_kernel(
         head = head_kv * GROUP + step // blocks
         block = low + step % blocks * BLOCK_M
         row = q_start + block
-        rows = high - block  # a row that sees none of these keys is not read: whatever it holds stays there
+        rows = q_len - block
         stat = (slab * HEADS_Q + head) * total_q + row
         q_tile = load_tile(q + row * ROW_Q + head * stride_qh, ROW_Q, rows, BLOCK_M, D, BLOCK_D)
         do_row = dout + slab * stride_dob + row * ROW_DO + head * stride_doh

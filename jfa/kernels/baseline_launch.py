@@ -58,7 +58,7 @@ def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()
 
     Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the
     kernel adds to: they are zeroed before every run of a tuning and after the last. Nothing is tuned with a
-    single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and in the capture of a CUDA graph; then
+    single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and inside a CUDA graph capture; then
     the first configuration runs. Raises ValueError when the grid would be too large.
     """
 

@@ -177,7 +177,6 @@ def probabilities(a, b, log_sum, scale, unit, PRESCALE: tl.constexpr, PRECISION:
 
 @triton.jit
 def load_log_sum(lse, rows, BLOCK_M: tl.constexpr):
-    """Load lse in powers of two; +inf, which makes p zero, for rows that do not exist or saw no key."""
+    """Load lse in powers of two; rows that do not exist get +inf, which makes their p zero."""
     row = tl.arange(0, BLOCK_M)
-    value = tl.load(lse + row, mask=row < rows, other=float("inf"))
-    return tl.where(value == float("-inf"), float("inf"), value * LOG2_E)
+    return tl.load(lse + row, mask=row < rows, other=float("inf")) * LOG2_E
