@@ -1,0 +1,113 @@
+"""The kernels that mutation tests and clean runs work on: this project's own and those of the wheel."""
+
+import torch
+
+import jfa
+from jfa import jagged
+from jfa.emulator.target import Target
+from jfa.lab import check, tutorial_attention, tutorial_matrix
+
+LENGTHS = (0, 1, 130, 64, 840)
+EXPLAINED = {}
+
+
+def inputs(query, lengths=LENGTHS, heads=2, heads_kv=None, dim=64, seed=7):
+    """q, k, v in bfloat16 and offsets. query: rows of a shared query block, or a length for each sequence."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = query if isinstance(query, int) else sum(query)
+    kv_heads = heads_kv or heads
+    q = torch.randn(rows, heads, dim, generator=draw).bfloat16()
+    k, v = (torch.randn(sum(lengths), kv_heads, dim, generator=draw).bfloat16() for _ in range(2))
+    q_offsets = None if isinstance(query, int) else jagged.lengths_to_offsets(torch.tensor(query))
+    return q, k, v, jagged.lengths_to_offsets(torch.tensor(lengths)), q_offsets
+
+
+def forward(backend, step, calls):
+    """Forward pass of a step; `calls`: pairs (arguments of `inputs`, rule of the attention)."""
+
+    def make():
+        wanted = [check.expected(*inputs(**facts), gradients=False, **rule) for facts, rule in calls]
+
+        def run():
+            return max(_share(one, backend, step) for one in wanted)
+
+        return run
+
+    return make
+
+
+def backward(backend, step, calls):
+    """Backward pass of a step, after a forward pass that ran once."""
+
+    def make():
+        from jfa.emulator import emulate
+
+        prepared = []
+        for facts, rule in calls:
+            wanted = check.expected(*inputs(**facts), **rule)
+            one = wanted.inputs
+            leaves = [x.clone().requires_grad_() for x in (one.q, one.k, one.v)]
+            with emulate(policy="eager"):
+                out = jfa.jagged_flash_attention(
+                    *leaves, one.kv_offsets, one.q_offsets, backend=backend, step=step, return_lse=True,
+                    **one.rule,
+                )  # fmt: skip
+            prepared.append((wanted, out, leaves))
+
+        def run():
+            worst = 0.0
+            for wanted, out, leaves in prepared:
+                incoming = [wanted.inputs.dout, wanted.inputs.dlse]
+                grads = torch.autograd.grad(out, leaves, incoming, retain_graph=True)
+                table = wanted.check(dict(zip(("dq", "dk", "dv"), grads)))
+                worst = max(worst, table.worst.ratio)
+            return worst
+
+        return run
+
+    return make
+
+
+def _share(wanted, backend, step):
+    found = check.results_of(jfa.jagged_flash_attention, wanted.inputs, backend=backend, step=step)
+    return wanted.check(found).worst.ratio
+
+
+# One sequence has more blocks of keys than any ring has slots; several items fall to every CTA.
+BROADCAST = ({"query": 136, "heads": 1}, {})
+WINDOW = ({"query": 150, "lengths": (200, 0, 260, 20), "heads": 1}, {"window": (90, 20)})
+PACKED = ({"query": (3, 70, 0, 260), "lengths": (70, 200, 5, 300), "heads_kv": 1}, {"causal": True})
+MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
+
+
+def _own():
+    """This project's kernels: the last step of every ladder, and the steps that synchronize in other ways."""
+    first = forward("hopper", "warp_specialized", [BROADCAST])
+    yield Target("hopper_forward_first", first, kernel="kernel")
+    yield Target(
+        "hopper_forward", forward("hopper", None, [BROADCAST, WINDOW, PACKED]), kernel="kernel", fast=True
+    )
+    for step, calls in (("peeled", [PACKED]), ("two_cta", [PACKED]), ("stationary", [BROADCAST, MANY_ROWS])):
+        calls = [(facts | {"dim": 128}, rule) for facts, rule in calls]  # dK leaves through the tile of K
+        fast = step != "peeled"
+        yield Target(f"hopper_backward_{step}", backward("hopper", step, calls), kernel="kernel", fast=fast)
+    yield Target("blackwell_forward", forward("blackwell", None, [BROADCAST, WINDOW, PACKED]), fast=True)
+
+
+def _of_wheel():
+    """Kernels of the wheel, with enough blocks for their rings to wrap around."""
+    ctas = [{"pick": tutorial_attention.with_value("NUM_CTAS", n)} for n in (1, 2)]
+    blackwell, hopper = "blackwell_fa_ws", "hopper_fa_ws_pipelined_pingpong"
+    attend, backward = tutorial_attention.forward, tutorial_attention.backward
+    multiply = tutorial_matrix.gemm
+    yield Target("fa_ws", attend(blackwell, 768), fast=True)
+    yield Target("fa_pipelined", attend(blackwell + "_pipelined", 768, 1, False))
+    yield Target("fa_persistent_causal", attend(blackwell + "_pipelined_persistent", 768, 1, True))
+    yield Target("fa_backward_1cta_causal", backward(512, True), kernel="_attn_bwd_ws", options=ctas[0])
+    yield Target("fa_backward_2cta_causal", backward(512, True), kernel="_attn_bwd_ws", options=ctas[1])
+    yield Target("fa_hopper_pingpong", attend(hopper, 768), fast=True)
+    yield Target("gemm_2cta", multiply("blackwell_gemm_2cta", "matmul", 512, 256, 512), fast=True)
+    yield Target("gemm_clc", multiply("blackwell_gemm_clc", "matmul", 512, 512, 256))
+
+
+TARGETS = [*_own(), *_of_wheel()]
