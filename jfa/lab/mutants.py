@@ -3,7 +3,7 @@
 import torch
 
 import jfa
-from jfa import jagged
+from jfa import jagged, steps
 from jfa.emulator.target import Target
 from jfa.lab import check, tutorial_attention, tutorial_matrix
 
@@ -78,20 +78,26 @@ BROADCAST = ({"query": 136, "heads": 1}, {})
 WINDOW = ({"query": 150, "lengths": (200, 0, 260, 20), "heads": 1}, {"window": (90, 20)})
 PACKED = ({"query": (3, 70, 0, 260), "lengths": (70, 200, 5, 300), "heads_kv": 1}, {"causal": True})
 MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
+FEW_ROWS = ({"query": 100, "lengths": (5, 60, 100, 0, 30, 520), "heads": 1}, {})  # one query tile an item
+SHARED_KEYS = ({"query": 70, "lengths": (300, 40, 200), "heads": 4, "heads_kv": 2}, {})
 
 
 def _own():
-    """This project's kernels: the last step of every ladder, and the steps that synchronize in other ways."""
+    """This project's kernels: the last step of every ladder, and steps that synchronize in other ways."""
+    calls = [BROADCAST, WINDOW, PACKED]
     first = forward("hopper", "warp_specialized", [BROADCAST])
     yield Target("hopper_forward_first", first, kernel="kernel")
-    yield Target(
-        "hopper_forward", forward("hopper", None, [BROADCAST, WINDOW, PACKED]), kernel="kernel", fast=True
-    )
-    for step, calls in (("peeled", [PACKED]), ("two_cta", [PACKED]), ("stationary", [BROADCAST, MANY_ROWS])):
-        calls = [(facts | {"dim": 128}, rule) for facts, rule in calls]  # dK leaves through the tile of K
-        fast = step != "peeled"
-        yield Target(f"hopper_backward_{step}", backward("hopper", step, calls), kernel="kernel", fast=fast)
-    yield Target("blackwell_forward", forward("blackwell", None, [BROADCAST, WINDOW, PACKED]), fast=True)
+    yield Target("hopper_forward", forward("hopper", None, calls), kernel="kernel", fast=True)
+    calls += [FEW_ROWS, SHARED_KEYS]
+    yield Target("blackwell_forward", forward("blackwell", None, calls), kernel="kernel", fast=True)
+    for arch in ("hopper", "blackwell"):
+        for step in ("peeled", "two_cta", "stationary"):
+            if step not in {known.name for known in steps.BACKWARD[arch]}:
+                continue
+            calls = [BROADCAST, MANY_ROWS] if step == "stationary" else [PACKED]
+            calls = [(facts | {"dim": 128}, rule) for facts, rule in calls]  # dK leaves through the tile of K
+            name = f"{arch}_backward_{step}"
+            yield Target(name, backward(arch, step, calls), kernel="kernel", fast=step != "peeled")
 
 
 def _of_wheel():
