@@ -12,10 +12,11 @@ from jfa import emulator
 from jfa.jagged import lengths_to_offsets
 from jfa.kernels import baseline
 from jfa.kernels.baseline_launch import configurations, facts, launch, tuned
-from jfa.kernels.baseline_parts import find_rows, find_tile
+from jfa.kernels.baseline_parts import find_rows, find_tile, key_range, query_range
 from jfa.kernels.problem import Problem
 from jfa.lab.check import check_attention, expected, must_fail
 from jfa.lab.launches import capture_launches
+from jfa.reference import visible_keys
 
 RAGGED = [0, 1, 127, 128, 129, 5, 63, 64, 65]
 QUERIES = [3, 5, 1, 0, 129, 64, 65, 127, 128]
@@ -340,6 +341,45 @@ def test_every_row_has_one_tile(batch):
         for at, size in zip((start + first)[first < rows], (rows - first)[first < rows], strict=True):
             covered[at : at + min(int(size), block)] += 1
         assert (covered == 1).all()
+
+
+@triton.jit
+def reach(sizes, found, left, right, BLOCK: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Write the keys that a tile of queries sees and the queries that see a tile of keys."""
+    pid = tl.program_id(0)
+    q_len = tl.load(sizes + 4 * pid)
+    kv_len = tl.load(sizes + 4 * pid + 1)
+    query = tl.load(sizes + 4 * pid + 2)
+    key = tl.load(sizes + 4 * pid + 3)
+    low, high = key_range(query, BLOCK, kv_len - q_len, kv_len, left, right, HAS_LEFT, HAS_RIGHT)
+    tl.store(found + 4 * pid, low)
+    tl.store(found + 4 * pid + 1, high)
+    low, high = query_range(key, BLOCK, kv_len - q_len, q_len, left, right, HAS_LEFT, HAS_RIGHT)
+    tl.store(found + 4 * pid + 2, low)
+    tl.store(found + 4 * pid + 3, high)
+
+
+@pytest.mark.parametrize(
+    "window", [(None, None), (0, 0), (5, 3), (9, None), (None, 0), (2**31 - 1, 2)], ids=str
+)
+def test_ranges_hold_what_is_seen_and_no_more(window):
+    block = 4
+    sizes = [(q, k) for q, k in itertools.product((1, 3, 8, 21), (1, 2, 9, 20))]
+    cases = [(q, k, i % max(q - 3, 1), (3 * i) % max(k - 3, 1)) for i, (q, k) in enumerate(2 * sizes)]
+    found = torch.empty(len(cases), 4, dtype=torch.int32)
+    left, right = (-1 if side is None else side for side in window)
+    with emulator.emulate(arch="sm_90"):
+        table = torch.tensor(cases, dtype=torch.int32)
+        reach[(len(cases),)](table, found, left, right, block, HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0)
+    for (q_len, kv_len, query, key), ranges in zip(cases, found.tolist(), strict=True):
+        seen = visible_keys(q_len, kv_len, *window)
+        keys = seen[query : query + block].any(dim=0).nonzero().flatten().tolist()
+        queries = seen[:, key : key + block].any(dim=1).nonzero().flatten().tolist()
+        for wanted, (low, high) in ((keys, ranges[:2]), (queries, ranges[2:])):
+            if wanted:
+                assert low == wanted[0] and wanted[-1] < high <= wanted[-1] + block
+            else:
+                assert high - low < block  # at most a tile that the mask empties
 
 
 def test_a_million_sequences_fit_a_grid():
