@@ -49,6 +49,15 @@ REGISTRY = {
     "02_instructions": Figure("drawings:instructions", "figure_data:instructions"),
     "02_turns": Figure("drawings:turns", "figure_data:turns"),
     "02_baseline": Figure("drawings:baseline_speed"),
+    "03_memory": Figure("drawings_roles:memory_map", "memory:map_rows"),
+    "03_owners": Figure("drawings_roles:owners", "memory:owners"),
+    "03_timeline": Figure("drawings_roles:timeline", "pipeline:timeline_rows"),
+    "03_mutation": Figure("drawings_roles:mutation"),
+    "04_forward": Figure("drawings_deals:forward_map", "dealing:forward_map"),
+    "04_backward": Figure("drawings_deals:backward_map", "dealing:backward_map"),
+    "04_balance": Figure("drawings_deals:balance", "dealing:balance_rows"),
+    "04_empty": Figure("drawings_deals:empty", "dealing:empty_rows"),
+    "04_steps": Figure("drawings_deals:steps"),
 }
 
 

@@ -1,0 +1,63 @@
+"""One synchronization edge taken out of a kernel, and what the emulator says then."""
+
+import contextlib
+from dataclasses import dataclass
+
+from jfa.kernels.step import Step
+
+LENGTHS = (640, 0, 300)  # more blocks of keys than a ring has slots, and several tiles for each CTA
+POLICIES = ("eager", "lazy", "random")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What runs of a step showed: ``kind`` ("ok", "deadlock", the first finding's kind, "wrong numbers").
+
+    ``message`` in one sentence or more; ``policy`` under which it showed, "" for none.
+    """
+
+    kind: str
+    message: str = ""
+    policy: str = ""
+
+    def __str__(self):
+        return f"{self.kind}, {self.policy} policy: {self.message}" if self.policy else self.kind
+
+
+@contextlib.contextmanager
+def without(function, statement: str, instead: str = "pass"):
+    """While active, the emulator runs a jit function with one statement replaced; the file stays as it is.
+
+    ``statement`` must stand exactly once in the function's source, else ValueError. A GPU or the compiler
+    sees nothing of this.
+    """
+    from jfa import emulator
+
+    def patch(source):
+        if source.count(statement) != 1:
+            raise ValueError(f"expected {statement!r} once in the source, found {source.count(statement)}")
+        return source.replace(statement, instead)
+
+    with emulator.mutated(function, patch):
+        yield
+
+
+def verdict(step: Step, lengths=LENGTHS, heads: int = 4, policies=POLICIES, head_dim: int = 64) -> Verdict:
+    """Run a forward step in the emulator under each policy until something is wrong."""
+    from jfa import emulator
+    from jfa.lab import check, ladder
+
+    problem = ladder.problem_of(lengths, 128, heads, head_dim)
+    tensors = ladder.tensors_of(problem, lengths)
+    wanted = check.expected(*tensors, gradients=False)
+    for policy in policies:
+        with emulator.emulate(policy=policy) as machine:
+            try:
+                out, lse = ladder.run_step(step, problem, *tensors)
+            except emulator.DeadlockError as error:
+                return Verdict("deadlock", str(error), policy)
+        if errors := machine.errors():
+            return Verdict(errors[0].kind, errors[0].message, policy)
+        if not wanted.check({"out": out, "lse": lse}).passed:
+            return Verdict("wrong numbers", "out or lse is outside the error budget", policy)
+    return Verdict("ok")
