@@ -112,11 +112,15 @@ class HopperStationary(Step):
 class BlackwellBackward(Step):
     """Roles of jfa.kernels.blackwell.backward.kernel: two single warps and three warp groups."""
 
-    load: Any = None  # TMA loads of K and V of every tile, Q, dO and row statistics of every turn
+    load: Any = None  # the loader's loop over tiles and turns
+    load_rows: Any = None  # TMA loads of one turn: Q, dO, row statistics; with a tile's first turn K and V
     mma: Any = None  # the five matrix products of every turn
+    gather: Any = None  # before dQ: dS of all keys is in shared memory
+    relay: Any = None  # in a pair: the second CTA's word to the first that its dS is there
     compute: Any = None  # a compute group's loop over its tiles
     walk: Any = None  # one tile's walk over the blocks of query rows
     weigh: Any = None  # one block: S -> P, dP -> dS
+    share: Any = None  # dS into shared memory
     reduce: Any = None  # the loop of the group that empties tensor memory
     drain: Any = None  # dQ of one turn: tensor memory -> staging -> added to global memory
     store: Any = None  # epilogue of one tile: dK and dV
@@ -135,4 +139,5 @@ class BlackwellStationary(Step):
     mma: Any = None  # the five matrix products of every tile
     compute: Any = None  # a compute group's loop over its tiles
     weigh: Any = None  # one tile: S -> P, dP -> dS
+    share: Any = None  # dS into shared memory
     store: Any = None  # dK and dV of every tile, at the end dQ

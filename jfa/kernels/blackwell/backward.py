@@ -16,10 +16,25 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_parts import HALF, RESULT, ROWS, Buffers, make_products, make_ring
+from jfa.kernels.blackwell.backward_parts import (
+    DKV,
+    DKV_FREE,
+    DP,
+    DQ,
+    DQ_FREE,
+    DS_READY,
+    HALF,
+    P_READY,
+    ROWS,
+    Buffers,
+    S,
+    load_statistic,
+    make_products,
+    make_ring,
+    make_statistics,
+)
 from jfa.kernels.blackwell.tmem import LaunchControl, Turns
 from jfa.kernels.keys import Keys
-from jfa.kernels.ragged import ragged_row
 
 
 @triton.aggregate
@@ -31,18 +46,34 @@ class Statistics:
     rows: tl.tensor
 
 
+@triton.aggregate
+class Views:
+    """TMA descriptors of the operands; in a pair of the parts that one CTA gives to a product."""
+
+    q: tl.tensor_descriptor
+    k: tl.tensor_descriptor
+    v: tl.tensor_descriptor
+    dout: tl.tensor_descriptor
+    q_sum: tl.tensor_descriptor
+    k_sum: tl.tensor_descriptor
+    dout_sum: tl.tensor_descriptor
+
+
 @triton.jit
-def load_queries(keys, buffers, tile, q, statistics, head, block, turn):
-    """Q of one block of rows with both of its statistics; one barrier for the three."""
+def load_rows(keys, buffers, tile, views, statistics, head, block, turn, tiles, fresh):
+    """Q, dO, lse and delta of one turn, V and K with the first of a tile; in the order of empty slots."""
     row = block * keys.BLOCK_M
     stat = head.to(tl.int64) * statistics.rows + tile.stat + row
-    slot = buffers.q.claim(turn)  # mma -> load: dK has read the slot's last Q, so compute its statistics
-    full = buffers.q.fulls[slot]
-    span, end, first = ragged_row(tile.q_end, tile.q_len, row)
-    tlx.barrier_expect_bytes(full, buffers.q.bytes + 2 * 4 * ROWS)
-    tlx.async_descriptor_load(q, buffers.q.tiles[slot], [span, end, first, head * buffers.HEAD_DIM], full)
-    tlx.async_load(statistics.log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
-    tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+    column = head * buffers.HEAD_DIM
+    kv_column = tile.head * buffers.HEAD_DIM
+    buffers.fill(buffers.q, turn, views.q, tile.q_end, tile.q_len, row, column)
+    load_statistic(buffers.log2_lse, turn, statistics.log2_lse + stat)
+    if fresh:
+        buffers.fill(buffers.v, tiles, views.v, tile.kv_end, tile.kv_len, tile.key, kv_column)
+    buffers.fill(buffers.dout, turn, views.dout, tile.dout_end, tile.q_len, row, column)
+    if fresh:
+        buffers.fill(buffers.k, tiles, views.k, tile.kv_end, tile.kv_len, tile.key, kv_column)
+    load_statistic(buffers.delta, turn, statistics.delta + stat)
 
 
 @triton.jit
@@ -50,33 +81,24 @@ def load(
     keys,
     deal,
     buffers,
-    q,
-    k,
-    v,
-    dout,
+    views,
     statistics,
     COUNT: tl.constexpr,
     TILE: tl.constexpr,
     HEAR: tl.constexpr,
+    LOAD_ROWS: tl.constexpr,
 ):
-    """Loader: Q and dO of every turn; K and V with a tile's first turn, in the order in which slots empty."""
+    """Loader: the operands of every turn of every tile."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)
     while t < deal.items:
         for i in range(COUNT(keys, t)):
             tile = TILE(keys, t, i)
-            column = tile.head * buffers.HEAD_DIM
             low, high = keys.query_blocks(tile)
             first = turn
             for head in range(tile.head * keys.GROUP, (tile.head + 1) * keys.GROUP):
                 for block in range(low, high):
-                    load_queries(keys, buffers, tile, q, statistics, head, block, turn)
-                    row = block * keys.BLOCK_M
-                    if turn == first:
-                        buffers.v.fill(tiles, v, tile.kv_end, tile.kv_len, tile.key, column)
-                    buffers.dout.fill(turn, dout, tile.dout_end, tile.q_len, row, head * buffers.HEAD_DIM)
-                    if turn == first:
-                        buffers.k.fill(tiles, k, tile.kv_end, tile.kv_len, tile.key, column)
+                    LOAD_ROWS(keys, buffers, tile, views, statistics, head, block, turn, tiles, turn == first)
                     turn += 1
             tiles += tl.minimum(turn - first, 1)
         k_item += 1
@@ -84,36 +106,66 @@ def load(
 
 
 @triton.jit
+def commit(x, barrier):
+    """Have the barrier follow all products so far; in a pair the barriers of both CTAs."""
+    tlx.tcgen05_commit(barrier, two_ctas=x.TWO)
+
+
+@triton.jit
 def score(buffers, x, k_slot, turn):
     """S^T = K Q^T (128 keys, 128 rows). The P^T it overwrites was read by the last dV, which is in order."""
     slot = buffers.q.await_full(turn)  # load -> mma
     queries = tlx.local_trans(buffers.q.tiles[slot])
-    tlx.async_dot(buffers.k.tiles[k_slot], queries, x.s[0], use_acc=False, mBarriers=[x.s_full[0]])
+    done = [x.full[S]]
+    tlx.async_dot(buffers.k.tiles[k_slot], queries, x.s[0], use_acc=False, mBarriers=done, two_ctas=x.TWO)
+    if x.TWO:  # alone, the sum dK has yet to read the same Q
+        commit(x, buffers.q.empties[slot])
 
 
 @triton.jit
 def weight_gradient(buffers, x, v_slot, turn):
     """dP^T = V dO^T (128 keys, 128 rows)."""
     slot = buffers.dout.await_full(turn)  # load -> mma
-    tlx.barrier_wait(x.dq_free[0], (turn & 1) ^ 1)  # reduce -> mma: the last dQ, in the same place, has left
+    x.await_word(DQ_FREE, turn + 1)  # reduce -> mma: the last dQ, in the same place, has left
     rows = tlx.local_trans(buffers.dout.tiles[slot])
-    tlx.async_dot(buffers.v.tiles[v_slot], rows, x.dp[0], use_acc=False, mBarriers=[x.dp_full[0]])
+    done = [x.full[DP]]
+    tlx.async_dot(buffers.v.tiles[v_slot], rows, x.dp[0], use_acc=False, mBarriers=done, two_ctas=x.TWO)
+    if x.TWO:  # alone, the sum dV has yet to read the same dO
+        commit(x, buffers.dout.empties[slot])
 
 
 @triton.jit
-def sum_halves(left, ready, right, total, turn, more, done):
+def sum_halves(x, left, READY: tl.constexpr, right, total, turn, more, done):
     """total (128, D) (+)= left right, as the compute groups get ready with their halves of the 128 rows."""
-    for group in tl.static_range(2):
-        tlx.barrier_wait(ready[group], turn & 1)  # compute -> mma
-        rows = tlx.local_slice(right, [group * HALF, 0], [HALF, total.shape[1]])
-        if group == 0:
-            tlx.async_dot(left[0], rows, total, use_acc=more)
-        else:
-            tlx.async_dot(left[2], rows, total, use_acc=True, mBarriers=[done])
+    x.await_word(READY, turn)  # compute -> mma
+    rows = tlx.local_slice(right, [0, 0], [HALF, right.shape[1]])
+    tlx.async_dot(left[0], rows, total, use_acc=more, two_ctas=x.TWO, force_async=True)
+    x.await_word(READY + 1, turn)  # compute -> mma
+    rows = tlx.local_slice(right, [HALF, 0], [HALF, right.shape[1]])
+    tlx.async_dot(left[2], rows, total, use_acc=True, mBarriers=done, two_ctas=x.TWO)
 
 
 @triton.jit
-def mma(keys, deal, buffers, x, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr):
+def gather(buffers, x, turn):
+    """dS^T of all keys: a CTA alone has them."""
+
+
+@triton.jit
+def sum_keys(buffers, x, k_slot, turn, more, GATHER: tl.constexpr):
+    """dK += dS^T Q, and dQ = dS K, which takes the place of dP: dK reads dS there, in order, before."""
+    slot = buffers.q_sum.await_full(turn)  # load -> mma
+    done = [buffers.q_sum.empties[slot]]
+    sum_halves(x, x.ds, DS_READY, buffers.q_sum.tiles[slot], x.dk[0], turn, more, done)
+    GATHER(buffers, x, turn)
+    scores = tlx.local_trans(buffers.ds[0])
+    done = [x.full[DQ]]
+    tlx.async_dot(scores, buffers.k_sum.tiles[k_slot], x.dq[0], use_acc=False, mBarriers=done, two_ctas=x.TWO)
+
+
+@triton.jit
+def mma(
+    keys, deal, buffers, x, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr, GATHER: tl.constexpr
+):
     """Tensor-core warp: the products that need a turn's dS come after the next turn's S."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)
@@ -124,31 +176,26 @@ def mma(keys, deal, buffers, x, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: t
             if turns > 0:
                 v_slot = buffers.v.await_full(tiles)  # load -> mma
                 k_slot = buffers.k.await_full(tiles)  # load -> mma
+                buffers.k_sum.await_full(tiles)  # load -> mma
                 for j in range(turns + 1):
                     if j < turns:
                         score(buffers, x, k_slot, turn + j)
                     if j > 0:
-                        before = turn + j - 1
-                        slot = before % buffers.q.depth
-                        rows = buffers.q.tiles[slot]
-                        sum_halves(x.ds, x.ds_ready, rows, x.dk[0], before, j > 1, buffers.q.empties[slot])
-                        scores = tlx.local_trans(buffers.ds[0])
-                        done = [x.dq_full[0]]
-                        tlx.async_dot(scores, buffers.k.tiles[k_slot], x.dq[0], use_acc=False, mBarriers=done)
+                        sum_keys(buffers, x, k_slot, turn + j - 1, j > 1, GATHER)
                     if j < turns:
                         weight_gradient(buffers, x, v_slot, turn + j)
                         if j == 0:
-                            tlx.barrier_wait(
-                                x.dkv_free[0], (tiles & 1) ^ 1
-                            )  # reduce -> mma: dV, dK have left
+                            x.await_word(DKV_FREE, tiles + 1)  # reduce -> mma: dV, dK have left
                         if j + 1 == turns:
-                            tlx.tcgen05_commit(buffers.v.empties[v_slot])  # mma -> load
-                        slot = (turn + j) % buffers.dout.depth
-                        rows = buffers.dout.tiles[slot]
-                        done = buffers.dout.empties[slot]
-                        sum_halves(x.p, x.p_ready, rows, x.dv[0], turn + j, j > 0, done)
-                tlx.tcgen05_commit(buffers.k.empties[k_slot])  # mma -> load
-                tlx.tcgen05_commit(x.dkv_full[0])  # mma -> reduce
+                            commit(x, buffers.v.empties[v_slot])  # mma -> load
+                        slot = buffers.dout_sum.await_full(turn + j)  # load -> mma
+                        rows = buffers.dout_sum.tiles[slot]
+                        done = [buffers.dout_sum.empties[slot]]
+                        sum_halves(x, x.p, P_READY, rows, x.dv[0], turn + j, j > 0, done)
+                commit(x, buffers.k.empties[k_slot])  # mma -> load
+                if x.TWO:
+                    commit(x, buffers.k_sum.empties[k_slot])  # mma -> load
+                commit(x, x.full[DKV])  # mma -> reduce
                 turn += turns
                 tiles += 1
         k_item += 1
@@ -161,6 +208,9 @@ def kernel(
     k,
     v,
     dout,
+    q_sum,
+    k_sum,
+    dout_sum,
     dq,
     dk,
     dv,
@@ -179,10 +229,14 @@ def kernel(
     scale_log2,
     scale,
     LOAD: tl.constexpr,
+    LOAD_ROWS: tl.constexpr,
     MMA: tl.constexpr,
+    GATHER: tl.constexpr,
+    RELAY: tl.constexpr,
     COMPUTE: tl.constexpr,
     WALK: tl.constexpr,
     WEIGH: tl.constexpr,
+    SHARE: tl.constexpr,
     REDUCE: tl.constexpr,
     DRAIN: tl.constexpr,
     STORE: tl.constexpr,
@@ -197,51 +251,84 @@ def kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROW_STAGES: tl.constexpr,
+    Q_STAGES: tl.constexpr,
     DQ_STAGES: tl.constexpr,
     SLICE: tl.constexpr,
     HELD: tl.constexpr,
+    PAIR: tl.constexpr,
     REGISTERS: tl.constexpr,
     WARP_REGISTERS: tl.constexpr,
 ):
-    """Persistent: items as the deal hands them out."""
+    """Persistent: a CTA, or a pair of them, takes items as the deal hands them out."""
     DTYPE: tl.constexpr = q.dtype
-    program = tl.program_id(0)
+    PART_ROWS: tl.constexpr = ROWS // PAIR
+    PART_DIM: tl.constexpr = HEAD_DIM // PAIR
+    rank = tl.program_id(0) % PAIR
+    program = tl.program_id(0) // PAIR
     facts = (records, counts, kv_offsets, q_offsets, batch, query_len, padded_len, left, right)
-    keys = Keys(*facts, HEADS, GROUP, BROADCAST, LEFT, RIGHT, ROWS, ROWS, ROWS, program * 0)
-    if DRAW is not None:  # heard by load, mma, two compute groups, reduce, and the warp that asks
-        context = tlx.clc_create_context(num_consumers=6, num_stages=2)
-        deal = LaunchControl(program, tl.num_programs(0), ITEMS(keys), context, 1)
+    keys = Keys(*facts, HEADS, GROUP, BROADCAST, LEFT, RIGHT, ROWS, PAIR * ROWS, ROWS, rank * ROWS)
+    if (
+        DRAW is not None
+    ):  # heard in every CTA by load, mma, two compute groups, reduce, and the warp that asks
+        context = tlx.clc_create_context(num_consumers=6 * PAIR, num_stages=2)
+        deal = LaunchControl(program, tl.num_programs(0) // PAIR, ITEMS(keys), context, 1)
     else:
-        deal = Turns(program, tl.num_programs(0), ITEMS(keys), 1)
+        deal = Turns(program, tl.num_programs(0) // PAIR, ITEMS(keys), 1)
+    k_ring = make_ring(ROWS, HEAD_DIM, DTYPE, 1)
+    v_ring = make_ring(ROWS, HEAD_DIM, DTYPE, 1)
+    q_ring = make_ring(PART_ROWS, HEAD_DIM, DTYPE, Q_STAGES)
+    dout_ring = make_ring(PART_ROWS, HEAD_DIM, DTYPE, 1)
+    k_sum_ring, q_sum_ring, dout_sum_ring = k_ring, q_ring, dout_ring
+    landed = tlx.alloc_barriers(2)
+    ds = tlx.local_alloc((PAIR * ROWS, PART_ROWS), DTYPE, 1)
+    sent = ds
+    if PAIR > 1:
+        k_sum_ring = make_ring(PAIR * ROWS, PART_DIM, DTYPE, 1)
+        q_sum_ring = make_ring(ROWS, PART_DIM, DTYPE, 1)
+        dout_sum_ring = make_ring(ROWS, PART_DIM, DTYPE, 1)
+        sent = tlx.local_alloc((ROWS, PART_ROWS), DTYPE, 1)
     staging = tlx.local_alloc((ROWS, SLICE), tl.float32, DQ_STAGES)
     buffers = Buffers(
-        make_ring(ROWS, HEAD_DIM, DTYPE, 1),
-        make_ring(ROWS, HEAD_DIM, DTYPE, 1),
-        make_ring(ROWS, HEAD_DIM, DTYPE, 2),
-        make_ring(ROWS, HEAD_DIM, DTYPE, ROW_STAGES),
-        tlx.local_alloc((ROWS,), tl.float32, 2),
-        tlx.local_alloc((ROWS,), tl.float32, 2),
-        tlx.local_alloc((ROWS, ROWS), DTYPE, 1),
+        k_ring,
+        v_ring,
+        q_ring,
+        dout_ring,
+        k_sum_ring,
+        q_sum_ring,
+        dout_sum_ring,
+        make_statistics(1),
+        make_statistics(1),
+        ds,
+        sent,
+        landed,
         staging,
-        tlx.local_alloc((ROWS, RESULT), DTYPE, DQ_STAGES, reuse=staging),
+        tlx.local_alloc((ROWS, 2 * SLICE), DTYPE, DQ_STAGES, reuse=staging),
+        rank,
         HEAD_DIM,
         SLICE,
         DQ_STAGES,
         HELD,
+        PAIR,
     )
-    x = make_products(HEAD_DIM, DTYPE, False)
+    x = make_products(HEAD_DIM, DTYPE, PAIR, False)
     statistics = Statistics(log2_lse, delta, stat_rows)
+    views = Views(q, k, v, dout, q_sum, k_sum, dout_sum)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             REDUCE(keys, deal, buffers, x, dq, dk, dv, scale, COUNT, TILE, HEAR, DRAIN, STORE)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             group: tl.constexpr = tlx.async_task_replica_id()
-            COMPUTE(group, keys, deal, buffers, x, scale_log2, COUNT, TILE, HEAR, WALK, WEIGH)
+            COMPUTE(group, keys, deal, buffers, x, scale_log2, COUNT, TILE, HEAR, WALK, WEIGH, SHARE)
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
-            MMA(keys, deal, buffers, x, COUNT, TILE, HEAR)
+            if PAIR == 1:
+                MMA(keys, deal, buffers, x, COUNT, TILE, HEAR, GATHER)
+            else:
+                if rank == 0:  # the first CTA issues the products of both
+                    MMA(keys, deal, buffers, x, COUNT, TILE, HEAR, GATHER)
+                else:
+                    RELAY(keys, deal, buffers, COUNT, TILE, HEAR)
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
-            LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, HEAR)
+            LOAD(keys, deal, buffers, views, statistics, COUNT, TILE, HEAR, LOAD_ROWS)
         if DRAW is not None:
             with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
                 DRAW(deal, HEAR)

@@ -7,9 +7,9 @@ from jfa.kernels import baseline
 from jfa.kernels.blackwell import backward_stationary as stationary
 from jfa.kernels.blackwell import launch
 from jfa.kernels.blackwell.backward import kernel
-from jfa.kernels.blackwell.backward_parts import RESULT, ROWS
+from jfa.kernels.blackwell.backward_parts import ROWS
 from jfa.kernels.gradients import finish_queries, prepare_rows
-from jfa.kernels.hopper.backward_launch import fits_stationary, rows_of, tiles_for
+from jfa.kernels.hopper.backward_launch import cluster, fits_stationary, rows_of, tiles_for
 from jfa.kernels.hopper.launch import packed_rows
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
@@ -79,21 +79,28 @@ def backward(
 
 def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets):
     """Launch the KV-stationary kernel: dQ is added up in global memory, in float32."""
-    roles = {"DRAW": None} | step.constexprs(problem)
-    dim = problem.head_dim
-    schedule = tiles_for(problem, schedule, kv_offsets, q_offsets, ROWS.value)
+    roles = {"DRAW": None, "RELAY": None} | step.constexprs(problem)
+    dim, pair, slice_ = problem.head_dim, roles["PAIR"], roles["SLICE"]
+    schedule = tiles_for(problem, schedule, kv_offsets, q_offsets, pair * ROWS.value)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     rows = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, ROWS.value)
     sums = torch.zeros((1, problem.total_q, problem.heads_q * dim), dtype=torch.float32, device=q.device)
     items = schedule.kv_tiles.shape[0] * problem.heads_kv
-    programs = items if step.draw is not None else min(items, launch.processors(q.device))
-    kernel[(programs,)](
-        *[ragged_descriptor(packed_rows(x), ROWS.value, dim) for x in (q, k, v)],
-        ragged_descriptor(rows_of(dout), ROWS.value, dim),
-        ragged_descriptor(sums[0], ROWS.value, roles["SLICE"]),
-        ragged_descriptor(rows_of(dk), ROWS.value, RESULT.value),
-        ragged_descriptor(rows_of(dv), ROWS.value, RESULT.value),
+    programs = items if step.draw is not None else min(items, launch.processors(q.device) // pair)
+    rows_q, rows_k, rows_v = (packed_rows(x) for x in (q, k, v))
+    part_rows, part_dim = ROWS.value // pair, dim // pair
+    kernel[(programs * pair,)](
+        ragged_descriptor(rows_q, part_rows, dim),
+        ragged_descriptor(rows_k, ROWS.value, dim),
+        ragged_descriptor(rows_v, ROWS.value, dim),
+        ragged_descriptor(rows_of(dout), part_rows, dim),
+        ragged_descriptor(rows_q, ROWS.value, part_dim),
+        ragged_descriptor(rows_k, ROWS.value * pair, part_dim),
+        ragged_descriptor(rows_of(dout), ROWS.value, part_dim),
+        ragged_descriptor(sums[0], part_rows, slice_),
+        ragged_descriptor(rows_of(dk), ROWS.value, 2 * slice_),
+        ragged_descriptor(rows_of(dv), ROWS.value, 2 * slice_),
         rows.log2_lse,
         rows.delta,
         schedule.kv_tiles,
@@ -115,6 +122,7 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
         RIGHT=problem.window_right >= 0,
         HEAD_DIM=dim,
         **roles,
+        **cluster(pair),
         num_warps=4,
         num_stages=1,
     )
@@ -134,7 +142,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     statistics = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, rows, padded)
     shares = max(launch.processors(q.device) // heads, 1)
     sums = torch.empty((shares, padded, heads * dim), dtype=torch.float32, device=q.device)
-    shape, strides, box = [shares * padded, heads * dim], [heads * dim, 1], [rows, RESULT.value]
+    shape, strides, box = [shares * padded, heads * dim], [heads * dim, 1], [rows, stationary.RESULT.value]
     for first_row in range(0, problem.total_q, rows):
         stationary.kernel[(shares * heads,)](
             *[ragged_descriptor(packed_rows(x), rows, dim) for x in (q, k, v)],

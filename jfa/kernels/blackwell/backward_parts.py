@@ -1,34 +1,63 @@
-"""What the roles of the Blackwell backward kernels pass to each other: rings, tensor memory, staging."""
+"""What the roles of the Blackwell backward kernels pass to each other: rings, tensor memory, staging.
+
+Names for one CTA alone and for a pair are the same. In a pair (PAIR = 2) both CTAs have 128 keys of their own
+and the same query rows, and every product is one of the tensor cores of both: a CTA keeps the keys' half of
+the result and gives half of the right operand. So the right operand of S and dP is half of the rows of Q and
+dO, and that of the sums dK, dV and dQ is half of the columns of Q, dO and of both CTAs' K. Alone, ``q_sum``,
+``dout_sum`` and ``k_sum`` are the rings ``q``, ``dout`` and ``k``.
+"""
 
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.parts import Ring
+from jfa.kernels.ragged import ragged_row
 
 ROWS = tl.constexpr(128)  # keys and query rows of a tile: the lanes of tensor memory
 HALF = tl.constexpr(64)  # query rows of a compute group: half of the columns of S^T
+S, DP, DQ, DKV = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+P_READY, DS_READY, DQ_FREE, DKV_FREE = tl.constexpr(0), tl.constexpr(2), tl.constexpr(4), tl.constexpr(5)
 PART = tl.constexpr(32)  # query rows that a compute group has in hand
-RESULT = tl.constexpr(64)  # columns of dK and dV that leave at a time
 
 
 @triton.aggregate
 class Buffers:
-    """Shared memory. The statistics lie in the slots of the Q ring; ``results`` aliases ``staging``."""
+    """Shared memory. ``results`` aliases ``staging``."""
 
     k: Ring
     v: Ring
     q: Ring
     dout: Ring
-    log2_lse: tlx.buffered_tensor
-    delta: tlx.buffered_tensor
+    k_sum: Ring
+    q_sum: Ring
+    dout_sum: Ring
+    log2_lse: Ring
+    delta: Ring
     ds: tlx.buffered_tensor  # dS^T (keys, rows): the transposed left operand of dQ
+    sent: tlx.buffered_tensor  # pair: this CTA's keys of the other one's rows of dS^T, on their way
+    landed: tlx.mbarrier  # pair: 0, the other CTA's part of dS^T is here; 1 (first CTA), there too
     staging: tlx.buffered_tensor  # columns of dQ, float32, on their way to memory
     results: tlx.buffered_tensor  # columns of dK and dV, likewise
+    rank: tl.tensor  # place in the pair
     HEAD_DIM: tl.constexpr
-    SLICE: tl.constexpr  # columns of dQ that leave at a time
+    SLICE: tl.constexpr  # columns of dQ that leave at a time; of dK and dV twice as many
     STAGES: tl.constexpr  # staging tiles
     HELD: tl.constexpr  # slices of dQ that wait in registers, so that tensor memory is free
+    PAIR: tl.constexpr
+
+    @triton.jit
+    def fill(self, ring, i, desc, end, length, row, column):
+        """Bring this CTA's part of an operand; in a pair the first CTA's barrier counts both parts."""
+        if self.PAIR == 1:
+            ring.fill(i, desc, end, length, row, column)
+        else:
+            slot = ring.claim(i)  # mma -> load, in both CTAs: the slot's last content was read
+            full = ring.fulls[slot]
+            tlx.barrier_expect_bytes(full, 2 * ring.bytes, pred=self.rank == 0)
+            span, last, first = ragged_row(end, length, row)
+            at = [span, last, first, column]
+            tlx.async_descriptor_load(desc, ring.tiles[slot], at, full, two_ctas=True)
 
 
 @triton.aggregate
@@ -45,16 +74,29 @@ class Products:
     dp: tlx.buffered_tensor
     ds: tlx.buffered_tensor
     dq: tlx.buffered_tensor
+    dq_lanes: tlx.buffered_tensor  # dq as it lies: in a pair 64 rows of the left columns, 64 of the right
     dk: tlx.buffered_tensor
     dv: tlx.buffered_tensor
-    s_full: tlx.mbarrier  # mma -> compute: S^T is there
-    dp_full: tlx.mbarrier  # mma -> compute: dP^T is there
-    p_ready: tlx.mbarrier  # compute -> mma, a barrier a group: P^T is there, S^T is dead
-    ds_ready: tlx.mbarrier  # compute -> mma, a barrier a group: dS^T is in both memories
-    dq_full: tlx.mbarrier  # mma -> reduce
-    dq_free: tlx.mbarrier  # reduce -> mma: dQ has left tensor memory, dP^T may come
-    dkv_full: tlx.mbarrier  # mma -> reduce: the tile's last products are done
-    dkv_free: tlx.mbarrier  # reduce -> mma: dK and dV have left tensor memory
+    full: tlx.mbarrier  # mma -> compute: S, DP; mma -> reduce: DQ, DKV (the tile's last products)
+    word: tlx.mbarrier  # compute, reduce -> mma: see `tell`
+    TWO: tl.constexpr  # whether the products are those of a pair
+
+    @triton.jit
+    def tell(self, word: tl.constexpr):
+        """A group's word to the tensor-core warp, which in a pair is the first CTA's.
+
+        P_READY + group: P^T is there, S^T is dead. DS_READY + group: dS^T is in both memories. DQ_FREE: dQ
+        has left tensor memory, dP^T may come. DKV_FREE: so have dK and dV.
+        """
+        if self.TWO:
+            tlx.barrier_arrive(self.word[word], 1, remote_cta_rank=0)
+        else:
+            tlx.barrier_arrive(self.word[word])
+
+    @triton.jit
+    def await_word(self, word: tl.constexpr, turn):
+        """Tensor-core warp: wait for the ``turn``-th such word; the one before the first has been spoken."""
+        tlx.barrier_wait(self.word[word], turn & 1)
 
 
 @triton.jit
@@ -65,9 +107,19 @@ def make_ring(COUNT, COLUMNS, DTYPE, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def make_accumulators(COLUMNS, COUNT: tl.constexpr):
-    """Accumulators (128, COLUMNS) float32."""
-    return tlx.local_alloc((ROWS, COLUMNS), tl.float32, COUNT, tlx.storage_kind.tmem)
+def make_statistics(DEPTH: tl.constexpr):
+    """A ring of lse or delta of 128 rows, which both compute groups give back."""
+    tiles = tlx.local_alloc((ROWS,), tl.float32, DEPTH)
+    read = tlx.alloc_warp_barrier(DEPTH, num_warps=8)
+    return Ring(tiles, tlx.alloc_barriers(DEPTH), read, DEPTH, 4 * ROWS)
+
+
+@triton.jit
+def load_statistic(ring, i, pointer):
+    """lse or delta of 128 rows."""
+    slot = ring.claim(i)  # compute -> load
+    tlx.barrier_expect_bytes(ring.fulls[slot], ring.bytes)
+    tlx.async_load(pointer, ring.tiles[slot], bulk=True, barrier=ring.fulls[slot])
 
 
 @triton.jit
@@ -85,43 +137,38 @@ def make_scores(DTYPE):
 
 
 @triton.jit
-def make_scores_and_dq(HEAD_DIM, DTYPE):
-    """As `make_scores`, with dQ in the same place."""
+def make_scores_and_dq(HEAD_DIM, DTYPE, PAIR: tl.constexpr):
+    """As `make_scores`, with dQ in the same place; in a pair half of dQ's rows, 64 lanes of left columns."""
     place = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     product = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
     result = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=place)
-    dq = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
+    dq = tlx.local_alloc((ROWS // PAIR, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
+    lanes = tlx.local_alloc((ROWS, HEAD_DIM // PAIR), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
     place.set_buffer_overlap(
         tlx.reuse_group(
-            product, tlx.reuse_group(result, group_size=4), dq, group_type=tlx.reuse_group_type.shared
+            product, tlx.reuse_group(result, group_size=4), dq, lanes, group_type=tlx.reuse_group_type.shared
         )
     )
-    return product, result, dq
+    return product, result, dq, lanes
 
 
 @triton.jit
-def make_products(HEAD_DIM, DTYPE, STATIONARY: tl.constexpr):
+def make_products(HEAD_DIM, DTYPE, PAIR: tl.constexpr, STATIONARY: tl.constexpr):
     """TMEM columns: s 128, dp 128, dk and dv HEAD_DIM each, dq in dp's place; 512 at a head dimension of 128.
 
     When dQ is the one that stays, dk and dv are short-lived and share their place instead.
     """
     s, p = make_scores(DTYPE)
+    dk = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
+    other = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
     if STATIONARY:
         dp, ds = make_scores(DTYPE)
-        dq = make_accumulators(HEAD_DIM, 1)
-        dk = make_accumulators(HEAD_DIM, 1)
-        dv = dk
+        dq, dq_lanes, dv = other, other, dk
     else:
-        dp, ds, dq = make_scores_and_dq(HEAD_DIM, DTYPE)
-        dk = make_accumulators(HEAD_DIM, 1)
-        dv = make_accumulators(HEAD_DIM, 1)
-    s_full = tlx.alloc_barriers(1)
-    dp_full = tlx.alloc_barriers(1)
-    p_ready = tlx.alloc_warp_barrier(2, num_warps=4)  # every thread of a group arrives: no sync before
-    ds_ready = tlx.alloc_warp_barrier(2, num_warps=4)
-    dq_full = tlx.alloc_barriers(1)
-    dq_free = tlx.alloc_warp_barrier(1, num_warps=4)
-    dkv_full = tlx.alloc_barriers(1)
-    dkv_free = tlx.alloc_warp_barrier(1, num_warps=4)
-    barriers = (s_full, dp_full, p_ready, ds_ready, dq_full, dq_free, dkv_full, dkv_free)
-    return Products(s, p, dp, ds, dq, dk, dv, *barriers)
+        dp, ds, dq, dq_lanes = make_scores_and_dq(HEAD_DIM, DTYPE, PAIR)
+        dv = other
+    if PAIR == 1:
+        words = tlx.alloc_warp_barrier(6, num_warps=4)  # every thread of a group arrives: no sync before
+    else:
+        words = tlx.alloc_barriers(6, arrive_count=PAIR)
+    return Products(s, p, dp, ds, dq, dq_lanes, dk, dv, tlx.alloc_barriers(4), words, PAIR > 1)

@@ -22,10 +22,25 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.backward import Statistics, sum_halves
 from jfa.kernels.blackwell.backward_compute import columns
-from jfa.kernels.blackwell.backward_parts import RESULT, ROWS, make_products, make_ring
+from jfa.kernels.blackwell.backward_parts import (
+    DKV,
+    DKV_FREE,
+    DP,
+    DQ,
+    DS_READY,
+    P_READY,
+    ROWS,
+    S,
+    load_statistic,
+    make_products,
+    make_ring,
+    make_statistics,
+)
 from jfa.kernels.keys import FIELDS, Keys
 from jfa.kernels.parts import Ring
 from jfa.kernels.ragged import ragged_row
+
+RESULT = tl.constexpr(64)  # columns that leave tensor memory at a time
 
 
 @triton.aggregate
@@ -53,15 +68,14 @@ class Share:
 
 @triton.aggregate
 class Buffers:
-    """Shared memory: rings, and dS^T. ``statistics`` has lse in its tiles and delta beside them."""
+    """Shared memory: rings, and dS^T."""
 
     q: Ring
     k: Ring
     v: Ring
     dout: Ring
-    statistics: Ring
-    log2_lse: tlx.buffered_tensor
-    delta: tlx.buffered_tensor
+    log2_lse: Ring
+    delta: Ring
     ds: tlx.buffered_tensor
     staging: tlx.buffered_tensor  # aliases the K ring: dQ on its way out, when all tiles are done
     HEAD_DIM: tl.constexpr
@@ -80,12 +94,9 @@ def load(share, buffers, q, k, v, dout, statistics):
         n = i - share.begin
         buffers.k.fill(n, k, tile.kv_end, tile.kv_len, tile.key, column)
         if fresh:
-            slot = buffers.statistics.claim(sequences)  # compute -> load
-            full = buffers.statistics.fulls[slot]
             at = share.head.to(tl.int64) * statistics.rows + tile.stat + share.row
-            tlx.barrier_expect_bytes(full, buffers.statistics.bytes)
-            tlx.async_load(statistics.log2_lse + at, buffers.log2_lse[slot], bulk=True, barrier=full)
-            tlx.async_load(statistics.delta + at, buffers.delta[slot], bulk=True, barrier=full)
+            load_statistic(buffers.log2_lse, sequences, statistics.log2_lse + at)
+            load_statistic(buffers.delta, sequences, statistics.delta + at)
             buffers.dout.fill(sequences, dout, tile.dout_end, rows, share.row, column)
             sequences += 1
         buffers.v.fill(n, v, tile.kv_end, tile.kv_len, tile.key, column)
@@ -102,41 +113,42 @@ def mma(share, buffers, x):
         if i < share.end:
             k_slot = buffers.k.await_full(n)  # load -> mma
             queries = tlx.local_trans(buffers.q.tiles[q_slot])
-            tlx.async_dot(buffers.k.tiles[k_slot], queries, x.s[0], use_acc=False, mBarriers=[x.s_full[0]])
+            tlx.async_dot(buffers.k.tiles[k_slot], queries, x.s[0], use_acc=False, mBarriers=[x.full[S]])
         if n > 0:
             before = n - 1
             slot = before % buffers.k.depth
             for group in tl.static_range(2):
-                tlx.barrier_wait(x.ds_ready[group], before & 1)  # compute -> mma
-            tlx.async_dot(tlx.local_trans(buffers.ds[0]), buffers.k.tiles[slot], x.dq[0], use_acc=before > 0)
-            tlx.barrier_wait(x.dkv_free[0], 0)  # store -> mma: the same tile's dV has left
-            done = x.dkv_full[0]
-            sum_halves(x.ds, x.ds_ready, buffers.q.tiles[q_slot], x.dk[0], before, False, done)
+                x.await_word(DS_READY + group, before)  # compute -> mma
+            scores = tlx.local_trans(buffers.ds[0])
+            tlx.async_dot(scores, buffers.k.tiles[slot], x.dq[0], use_acc=before > 0, force_async=True)
+            x.await_word(DKV_FREE, 0)  # store -> mma: the same tile's dV has left
+            done = [x.full[DKV]]
+            sum_halves(x, x.ds, DS_READY, buffers.q.tiles[q_slot], x.dk[0], before, False, done)
         if i < share.end:
             tile = share.tile(i)
             slot = buffers.dout.await_full(sequences)  # load -> mma
             v_slot = buffers.v.await_full(n)  # load -> mma
             rows = tlx.local_trans(buffers.dout.tiles[slot])
-            tlx.async_dot(buffers.v.tiles[v_slot], rows, x.dp[0], use_acc=False, mBarriers=[x.dp_full[0]])
-            tlx.barrier_wait(x.dkv_free[0], 1)  # store -> mma: the last tile's dK has left
-            done = x.dkv_full[0]
-            sum_halves(x.p, x.p_ready, buffers.dout.tiles[slot], x.dv[0], n, False, done)
+            tlx.async_dot(buffers.v.tiles[v_slot], rows, x.dp[0], use_acc=False, mBarriers=[x.full[DP]])
+            x.await_word(DKV_FREE, 1)  # store -> mma: the last tile's dK has left
+            done = [x.full[DKV]]
+            sum_halves(x, x.p, P_READY, buffers.dout.tiles[slot], x.dv[0], n, False, done)
             if share.last_of_sequence(tile, i):
                 tlx.tcgen05_commit(buffers.dout.empties[slot])  # mma -> load
                 sequences += 1
-    tlx.tcgen05_commit(x.dq_full[0])  # mma -> store
+    tlx.tcgen05_commit(x.full[DQ])  # mma -> store
 
 
 @triton.jit
-def compute(group: tl.constexpr, share, buffers, x, scale_log2, WEIGH: tl.constexpr):
+def compute(group: tl.constexpr, share, buffers, x, scale_log2, WEIGH: tl.constexpr, SHARE: tl.constexpr):
     """A compute group: its half of the query rows of every tile."""
     sequences = 0
     for i in range(share.begin, share.end):
         tile = share.tile(i)
-        slot = buffers.statistics.await_full(sequences)  # load -> compute
-        WEIGH(group, share.keys, tile, buffers, x, slot, 0, i - share.begin, scale_log2, True)
-        if share.last_of_sequence(tile, i):
-            buffers.statistics.release(sequences)  # compute -> load
+        last = share.last_of_sequence(tile, i)
+        turn = i - share.begin
+        WEIGH(group, share.keys, tile, buffers, x, 0, turn, sequences, last, scale_log2, True, SHARE)
+        if last:
             sequences += 1
 
 
@@ -155,11 +167,11 @@ def leave_by_add(gradient, staged, at):
 @triton.jit
 def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexpr, LEAVE: tl.constexpr):
     """dV or dK of one tile: tensor memory -> ``staged``, the tile's dead V or K -> memory."""
-    tlx.barrier_wait(x.dkv_full[0], PARITY)  # mma -> store; ``staged`` was read before
+    tlx.barrier_wait(x.full[DKV], PARITY)  # mma -> store; ``staged`` was read before
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
         part = columns(x.dv[0], c, RESULT) * factor
         tlx.local_store(tlx.local_slice(staged, [0, c * RESULT], [ROWS, RESULT]), part.to(staged.dtype))
-    tlx.barrier_arrive(x.dkv_free[0])  # store -> mma
+    x.tell(DKV_FREE)  # store -> mma
     tlx.fence("async_shared")  # the TMA unit reads it
     span, end, row = ragged_row(tile.kv_end, tile.kv_len, tile.key)
     LEAVE(gradient, staged, [span, end, row, share.head * buffers.HEAD_DIM])
@@ -179,7 +191,7 @@ def store(share, buffers, x, dk, dv, sums, first_row, scale, LEAVE: tl.constexpr
         empty(share, buffers, x, tile, buffers.k.tiles[slot], dk, scale, 1, LEAVE)
         buffers.v.release(n)  # store -> load: dV of this tile has left
     tlx.async_descriptor_store_wait(0)
-    tlx.barrier_wait(x.dq_full[0], 0)  # mma -> store
+    tlx.barrier_wait(x.full[DQ], 0)  # mma -> store
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
         part = tl.zeros([ROWS, RESULT], tl.float32)
         if share.end > share.begin:
@@ -217,6 +229,7 @@ def kernel(
     MMA: tl.constexpr,
     COMPUTE: tl.constexpr,
     WEIGH: tl.constexpr,
+    SHARE: tl.constexpr,
     STORE: tl.constexpr,
     LEAVE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -237,29 +250,26 @@ def kernel(
     share = Share(keys, tiles * turn // shares, tiles * (turn + 1) // shares, program % heads, first_row)
     k_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
     v_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
-    log2_lse_tiles = tlx.local_alloc((ROWS,), tl.float32, 2)
     k_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)
     v_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)
-    read = tlx.alloc_warp_barrier(2, num_warps=8)
     buffers = Buffers(
         make_ring(ROWS, HEAD_DIM, DTYPE, 1),
         Ring(k_tiles, tlx.alloc_barriers(KV_STAGES), k_empty, KV_STAGES, 2 * ROWS * HEAD_DIM),
         Ring(v_tiles, tlx.alloc_barriers(KV_STAGES), v_empty, KV_STAGES, 2 * ROWS * HEAD_DIM),
         make_ring(ROWS, HEAD_DIM, DTYPE, DOUT_STAGES),
-        Ring(log2_lse_tiles, tlx.alloc_barriers(2), read, 2, 2 * 4 * ROWS),
-        log2_lse_tiles,
-        tlx.local_alloc((ROWS,), tl.float32, 2),
+        make_statistics(2),
+        make_statistics(2),
         tlx.local_alloc((ROWS, ROWS), DTYPE, 1),
         tlx.local_alloc((ROWS, RESULT), tl.float32, HEAD_DIM // RESULT, reuse=k_tiles),
         HEAD_DIM,
     )
-    x = make_products(HEAD_DIM, DTYPE, True)
+    x = make_products(HEAD_DIM, DTYPE, 1, True)
     statistics = Statistics(log2_lse, delta, stat_rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             STORE(share, buffers, x, dk, dv, sums, turn * padded_len, scale, LEAVE)
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
-            COMPUTE(tlx.async_task_replica_id(), share, buffers, x, scale_log2, WEIGH)
+            COMPUTE(tlx.async_task_replica_id(), share, buffers, x, scale_log2, WEIGH, SHARE)
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
             MMA(share, buffers, x)
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):

@@ -3,7 +3,15 @@
 import dataclasses
 
 from jfa.kernels import keys, parts
-from jfa.kernels.blackwell import backward, backward_compute, backward_stationary, forward, softmax, tmem
+from jfa.kernels.blackwell import (
+    backward,
+    backward_compute,
+    backward_pair,
+    backward_stationary,
+    forward,
+    softmax,
+    tmem,
+)
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import BlackwellBackward, BlackwellForward, BlackwellStationary
 
@@ -119,10 +127,11 @@ FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY, LEAN]
 def one_staging_tile(problem: Problem) -> dict[str, int]:
     """128 keys against blocks of 128 query rows; 32 columns of dQ at a time through one staging tile."""
     return {
-        "ROW_STAGES": 1,
+        "Q_STAGES": 2,
         "DQ_STAGES": 1,
         "SLICE": 32,
         "HELD": 0,
+        "PAIR": 1,
         "REGISTERS": 144,
         "WARP_REGISTERS": 80,
     }
@@ -136,6 +145,11 @@ def two_staging_tiles(problem: Problem) -> dict[str, int]:
 def two_slices_held(problem: Problem) -> dict[str, int]:
     """The last two slices of dQ leave tensor memory before they leave the CTA."""
     return two_staging_tiles(problem) | {"HELD": 2}
+
+
+def in_pairs(problem: Problem) -> dict[str, int]:
+    """Two CTAs; K takes its room twice, so Q comes once and slices of dQ are half as wide."""
+    return two_slices_held(problem) | {"PAIR": 2, "Q_STAGES": 1, "SLICE": 16}
 
 
 def two_tiles_in_flight(problem: Problem) -> dict[str, int]:
@@ -156,10 +170,13 @@ BACKWARD_WARP_SPECIALIZED = BlackwellBackward(
     pruned=True,
     tiling=one_staging_tile,
     load=backward.load,
+    load_rows=backward.load_rows,
     mma=backward.mma,
+    gather=backward.gather,
     compute=backward_compute.compute,
     walk=backward_compute.walk_masked,
     weigh=backward_compute.weigh,
+    share=backward_compute.share,
     reduce=backward_compute.reduce,
     drain=backward_compute.drain,
     store=backward_compute.store,
@@ -212,6 +229,20 @@ BACKWARD_PEELED = dataclasses.replace(
     notebook="07_loop_peeling",
     walk=backward_compute.walk_peeled,
 )
+TWO_CTA = dataclasses.replace(
+    BACKWARD_PEELED,
+    name="two_cta",
+    title="Two CTAs share every product",
+    idea="A pair takes 256 keys of one head: wider products, halves of dS exchanged, half as much dQ to add.",
+    notebook="08_two_cta",
+    tiling=in_pairs,
+    load_rows=backward_pair.load_rows_in_pair,
+    gather=backward_pair.gather_in_pair,
+    relay=backward_pair.relay,
+    share=backward_pair.share_in_pair,
+    draw=backward_pair.request_launches_in_pair,
+    hear=backward_pair.hear_launch_in_pair,
+)
 BACKWARD_STATIONARY = BlackwellStationary(
     name="stationary",
     title="dQ stays on chip",
@@ -225,6 +256,7 @@ BACKWARD_STATIONARY = BlackwellStationary(
     mma=backward_stationary.mma,
     compute=backward_stationary.compute,
     weigh=backward_compute.weigh,
+    share=backward_compute.share,
     store=backward_stationary.store,
 )
 
@@ -235,5 +267,6 @@ BACKWARD = [
     DQ_STAGED,
     DQ_RELEASED,
     BACKWARD_PEELED,
+    TWO_CTA,
     BACKWARD_STATIONARY,
 ]
