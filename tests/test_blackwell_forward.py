@@ -250,7 +250,7 @@ def test_no_step_changes_more_than_eighty_lines():
 def test_the_kernel_stays_small():
     files = ("forward", "softmax", "tmem")
     lines = [len(open(f"{launch.__file__.rsplit('/', 1)[0]}/{name}.py").readlines()) for name in files]
-    assert sum(lines) <= 660, lines
+    assert sum(lines) <= 650, lines
 
 
 # ------------------------------------------------------------------------------------------------- limits

@@ -285,22 +285,8 @@ def kernel(
     kv = make_ring(BLOCK_N, HEAD_DIM, DTYPE, KV_DEPTH, TILES)  # every query tile lets go of a K/V tile
     o = make_ring(ROWS, HEAD_DIM, DTYPE, O_DEPTH, 1)
     s = make_streams(scale, BLOCK_N, HEAD_DIM, DTYPE, TILES, SLICE)
-    work = Work(
-        records,
-        counts,
-        q_offsets,
-        q_rows,
-        left,
-        right,
-        HEADS,
-        GROUP,
-        BROADCAST,
-        LEFT,
-        RIGHT,
-        BLOCK_M,
-        BLOCK_N,
-        PACK,
-    )
+    batch = (records, counts, q_offsets, q_rows, left, right)
+    work = Work(*batch, HEADS, GROUP, BROADCAST, LEFT, RIGHT, BLOCK_M, BLOCK_N, PACK)
     if DRAW is not None:  # heard by load, mma, two softmax groups, correction, store, and the warp that asks
         context = tlx.clc_create_context(num_consumers=7, num_stages=2)
         deal = LaunchControl(tl.program_id(0), tl.num_programs(0), work.items(), context, CLASSES)
