@@ -88,10 +88,8 @@ def summing(twice):
 
 
 TARGETS = [Target("once", summing(False), fast=True), Target("twice", summing(True))]
-FIRST = (
-    "total: slot = ring.receive(i) > Ring.receive: tlx.barrier_wait(self.fulls[i % DEPTH], i // DEPTH & 1)"
-)
-SECOND = FIRST.replace("Ring.receive:", "Ring.receive #2:")
+FIRST = "total > Ring.receive: tlx.barrier_wait(self.fulls[i % DEPTH], i // DEPTH & 1)"
+SECOND = FIRST.replace("receive:", "receive #2:")
 WHY = "the other of the two waits is enough"
 EXPLAINED = {"twice": {f"{FIRST} | delete wait": WHY, f"{SECOND} | delete wait": WHY}}
 TOO_MUCH = {**EXPLAINED, "once": {f"{FIRST} | delete wait": "this one is a fault"}}
@@ -99,15 +97,25 @@ TOO_LITTLE = {"twice": {f"{FIRST} | delete wait": WHY}}
 
 
 @triton.jit
-def leave(target, SHARED: tl.constexpr, FENCE: tl.constexpr):
-    """A tile that the task itself has stored leaves by TMA, with or without a fence in the source."""
-    tile = tlx.local_alloc((SHARED, SHARED), tl.float16, 1)
+def leave(target, SIDE: tl.constexpr, FENCE: tl.constexpr, ADD: tl.constexpr):
+    """A tile leaves by TMA from the task that stored it, then one from a task that it is handed to."""
+    tiles = tlx.local_alloc((SIDE, SIDE), tl.float16, 2)
+    full = tlx.alloc_warp_barrier(1, num_warps=4)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            tlx.local_store(tile[0], tl.full([SHARED, SHARED], 1.0, tl.float16))
+            tlx.local_store(tiles[0], tl.full([SIDE, SIDE], 1.0, tl.float16))
             if FENCE:
                 tlx.fence("async_shared")
-            tlx.async_descriptor_store(target, tile[0], [0, 0])
+            tlx.async_descriptor_store(target, tiles[0], [0, 0])
             tlx.async_descriptor_store_wait(0)
+            tlx.local_store(tiles[1], tl.full([SIDE, SIDE], 2.0, tl.float16))
+            if FENCE:
+                tlx.fence("async_shared")
+            tlx.barrier_arrive(full[0])
         with tlx.async_task(num_warps=1):
-            tl.static_print("")
+            tlx.barrier_wait(full[0], 0)
+            if ADD:
+                tlx.async_descriptor_store(target, tiles[1], [0, 0], store_reduce="add")
+            else:
+                tlx.async_descriptor_store(target, tiles[1], [0, 0])
+            tlx.async_descriptor_store_wait(0)

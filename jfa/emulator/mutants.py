@@ -15,6 +15,7 @@ from .kernels import Kernel, mutated, reachable
 from .names import Aggregate
 
 DEPTH = 6  # calls in a chain
+CUT = 60  # characters of a statement in the name of a mutant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Mutant:
     """functions: the chain of Kernels; changes: an Edit for each, the calls and at last the wrong statement.
 
     owners: the class whose method a call goes to (None for a plain function), for each call of the chain.
-    where: the chain in words. `key` names the mutant, the same from run to run while the kernel stays as it
-    is.
+    where: the names of the chain's functions. `key` names the mutant among those of its kernel, the same
+    from run to run while the kernel stays as it is.
     """
 
     functions: tuple[Kernel, ...]
@@ -33,7 +34,12 @@ class Mutant:
 
     @property
     def key(self):
-        return f"{self.where}: {self.text} | {self.kind}"
+        return key(self.where, self.text, self.kind)
+
+    @property
+    def call(self):
+        """The first call of the chain, or "" if it has none."""
+        return self.changes[0].text if len(self.changes) > 1 else ""
 
     @property
     def kind(self):
@@ -162,18 +168,20 @@ def _methods(functions):
     return found
 
 
+def key(where, line, kind):
+    """Name of a mutant: the chain of functions, the statement (a long one cut short), what is wrong."""
+    return f"{where}: {line if len(line) <= CUT else line[: CUT - 3] + '...'} | {kind}"
+
+
 def _named(chains):
     """Mutants with names; where two would have the same, they are numbered."""
     counts = {}
     mutants = []
     for functions, changes, owners in chains:
-        names = [function.function.__qualname__ for function in functions]
-        steps = [f"{name}: {change.text}" for name, change in zip(names, changes[:-1])]
-        where = " > ".join([*steps, names[-1]])
-        last = changes[-1]
-        place = (where, last.text, last.kind)
-        counts[place] = counts.get(place, 0) + 1
-        if counts[place] > 1:
-            where += f" #{counts[place]}"
+        where = " > ".join(function.function.__qualname__ for function in functions)
+        name = key(where, changes[-1].text, changes[-1].kind)
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            where += f" #{counts[name]}"
         mutants.append(Mutant(functions, changes, owners, where))
     return mutants

@@ -22,23 +22,30 @@ import sys
 import time
 
 from . import target as registry
+from .mutants import key
 from .trial import Trial, sweep
 
 TARGETS = "jfa.lab.mutants:TARGETS"  # import strings: the emulator itself knows no kernels
+CLEAN = "jfa.lab.mutants:CLEAN"
 EXPLAINED = "jfa.lab.mutants:EXPLAINED"
-COLUMNS = ("kernel", "kind", "where", "line", "verdict", "by", "explanation")
+COLUMNS = ("kernel", "kind", "where", "line", "call", "verdict", "by", "explanation")
 QUICK = 5  # mutants of each kernel in the short form
 _trials = {}  # of this process, by kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The verdict on one mutant. explanation: why a survivor is no fault; "" if there is none."""
+    """The verdict on one mutant.
+
+    kernel: the Target. kind, where, line, call: as in Mutant. verdict, by: as in Verdict. explanation: why a
+    survivor is no fault; "" if there is none.
+    """
 
     kernel: str
     kind: str
     where: str
     line: str
+    call: str
     verdict: str
     by: str
     explanation: str = ""
@@ -46,7 +53,7 @@ class Row:
     @property
     def key(self):
         """Names the mutant among those of its kernel."""
-        return f"{self.where}: {self.line} | {self.kind}"
+        return key(self.where, self.line, self.kind)
 
 
 def trial(where, name):
@@ -61,7 +68,7 @@ def _judge(task):
     found = trial(where, name)
     mutant = found.mutants[number]
     verdict = found.judge(mutant)
-    return Row(name, mutant.kind, mutant.where, mutant.text, verdict.status, verdict.by)
+    return Row(name, mutant.kind, mutant.where, mutant.text, mutant.call, verdict.status, verdict.by)
 
 
 def _count(task):
@@ -127,7 +134,7 @@ def table(rows):
 
 
 def write(path, rows):
-    """Rows as CSV, with the score as the last line."""
+    """Rows as CSV."""
     with open(path, "w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(COLUMNS)
@@ -153,7 +160,9 @@ def _arguments(argv):
     parser.add_argument("--csv", metavar="PATH", help="write the verdicts")
     parser.add_argument("--seed", type=int, default=0, help="of the sample that --quick draws")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--targets", default=TARGETS, metavar="MODULE:LIST", help="where the kernels are")
+    parser.add_argument(
+        "--targets", metavar="MODULE:LIST", help=f"where the kernels are (default: {TARGETS})"
+    )
     parser.add_argument("--explained", default=EXPLAINED, metavar="MODULE:DICT", help="known survivors")
     return parser.parse_args(argv)
 
@@ -161,7 +170,8 @@ def _arguments(argv):
 def main(argv=None):
     """The command; returns the exit status."""
     args = _arguments(argv)
-    targets = registry.load(args.targets)
+    where = args.targets or (TARGETS if args.clean is None else CLEAN)
+    targets = registry.load(where)
     names = args.kernels or [name for name, target in targets.items() if target.fast or not args.quick]
     unknown = [name for name in names if name not in targets]
     if unknown:
@@ -177,7 +187,7 @@ def main(argv=None):
         print(f"{row.verdict:9s} {row.by:22s} {row.kernel}: {row.key}", flush=True)
 
     options = {"sample": sample, "seed": args.seed, "processes": args.processes, "each": progress}
-    rows = run(args.targets, names, _value(args.explained), **options)
+    rows = run(where, names, _value(args.explained), **options)
     print("\n".join(table(rows)))
     print(f"\n{len(rows)} mutants in {time.perf_counter() - start:.0f} s")
     if args.csv:
