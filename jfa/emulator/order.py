@@ -7,7 +7,8 @@ operations, the in-order queues of tcgen05 and wgmma. The unit is the task (for 
 groups), not the thread.
 """
 
-FENCED = {"mma", "wgmma", "mma_scaled", "tmem_copy", "dsmem_copy"}  # TMA stores: the compiler adds the fence
+FENCED = {"mma", "wgmma", "mma_scaled", "tmem_copy", "dsmem_copy"}
+FENCED_ACROSS = {"tma_store", "tma_reduce"}  # the compiler fences what the storing task itself has written
 
 
 class Site:
@@ -110,7 +111,7 @@ class OnChipOrder:
         if (
             writer is not None
             and storage.kind == "smem"
-            and site.op in FENCED
+            and (site.op in FENCED or (site.op in FENCED_ACROSS and writer is not site.task))
             and writer.fence_epoch < record.epoch
         ):
             self.findings.add(
