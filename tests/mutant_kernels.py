@@ -115,7 +115,7 @@ def leave(target, SIDE: tl.constexpr, FENCE: tl.constexpr, ADD: tl.constexpr):
         with tlx.async_task(num_warps=1):
             tlx.barrier_wait(full[0], 0)
             if ADD:
-                tlx.async_descriptor_store(target, tiles[1], [0, 0], store_reduce="add")
+                tlx.async_descriptor_store(target, tiles[1], [SIDE, 0], store_reduce="add")
             else:
-                tlx.async_descriptor_store(target, tiles[1], [0, 0])
+                tlx.async_descriptor_store(target, tiles[1], [SIDE, 0])
             tlx.async_descriptor_store_wait(0)
