@@ -8,6 +8,7 @@ from greenlet import greenlet
 from .barriers import NamedBarrier
 from .clock import Clock
 from .errors import EmulationError
+from .visits import Visits
 
 MAX_AGENTS = 4096
 
@@ -39,6 +40,7 @@ class Group:
         for cta in self.ctas:
             cta.cluster = self.ctas
         self.cluster_barrier = NamedBarrier(machine, self.ctas[0], "cluster barrier")
+        self.visits = Visits(self)
 
     def clock(self):
         return Clock(self)

@@ -164,6 +164,7 @@ class Machine:
             )
         group = task.cta.group
         group.live -= 1
+        group.visits.leave(task)
         if task.on_done:
             task.on_done()
         if group.live == 0:
@@ -171,6 +172,8 @@ class Machine:
 
     def finish_group(self, group):
         self.live_groups -= 1
+        if self.checks:
+            group.visits.judge(self.findings)
         self.unsettled += unsettled_barriers(group)
         if not group.in_flight:
             group.release()

@@ -87,6 +87,9 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
     n = int(arrive_count) * (task.threads if bar.warp else 1)
     if not bar.warp:
         task.warp_sync()  # the compiler syncs the task before its one thread arrives
+    task.cta.group.visits.note(
+        bar.cta, task, task.slot, task.epoch, f"arrives at {bar.label}", machine.line()
+    )
     event = machine.trace("arrive", bar.label, count=n, phase=bar.phase) if machine.tracing else None
     bar.arrive(n, task.published(), Site(task, machine.line()), ("t", event))
     task.tick()

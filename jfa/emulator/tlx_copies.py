@@ -66,6 +66,7 @@ def async_descriptor_load(
         if two_ctas:
             bar = barrier_on(bar, cta.cluster[peer.rank & ~1])
         op = _issue_load(machine, desc, result.on(peer), offsets, bar)
+        _visit(peer, op, f"multicasts into {op.label}")
         if peer is targets[0]:
             machine.globals.op_access("R", op, desc.ptr.ptr, _global_window(desc, offsets))
     CTX.count("tma_load_bytes", result.nbytes)
@@ -246,14 +247,22 @@ def async_store(dst_global_ptr, src_smem, size):
 
 
 # ---- distributed shared memory
+def _visit(peer, op, what):
+    op.task.cta.group.visits.note(peer, op.task, op.slot, op.epoch, what, op.line)
+
+
 def _peer(rank):
     return CTX.machine.cur.cta.cluster[int(rank)]
 
 
 def remote_shmem_store(dst, src, remote_cta_rank):
     """An ordinary store to another CTA's shared memory."""
+    machine = CTX.machine
+    task = machine.cur
     buffer = dst.on(_peer(remote_cta_rank))
-    CTX.machine.task_access(buffer, True)
+    machine.task_access(buffer, True)
+    visits = task.cta.group.visits
+    visits.note(buffer.storage.cta, task, task.slot, task.epoch, f"stores to {buffer.label}", machine.line())
     buffer.array()[...] = to_store(buffer.dtype, as_tensor(src).d)
 
 
@@ -269,7 +278,8 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
         buffer.array()[...] = raw
         bar.complete_bytes(buffer.nbytes, op.clock, op.site, ("o", op.id))
 
-    machine.issue("dsmem_store", buffer, run, writes=[buffer], info=dict(bytes=buffer.nbytes))
+    op = machine.issue("dsmem_store", buffer, run, writes=[buffer], info=dict(bytes=buffer.nbytes))
+    _visit(peer, op, f"stores to {buffer.label}")
 
 
 def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
@@ -283,4 +293,7 @@ def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
         buffer.array()[...] = src.array()
         bar.complete_bytes(buffer.nbytes, op.clock, op.site, ("o", op.id))
 
-    machine.issue("dsmem_copy", buffer, run, reads=[src], writes=[buffer], info=dict(bytes=buffer.nbytes))
+    op = machine.issue(
+        "dsmem_copy", buffer, run, reads=[src], writes=[buffer], info=dict(bytes=buffer.nbytes)
+    )
+    _visit(peer, op, f"copies to {buffer.label}")

@@ -158,6 +158,8 @@ def _tcgen05(kind, A, B, acc, use_acc, pred, bars, two_ctas, force_async, flop, 
         return
     accumulate = holds(use_acc)
     _check_shapes(A, B, acc, two_ctas)
+    if two_ctas:
+        cta.group.visits.barrier_at_end = True
     bars = [one_barrier(b) for b in bars]
     ctas = [cta, cta.cluster[cta.rank + 1]] if two_ctas else [cta]
     left = [A.on(c) for c in ctas]

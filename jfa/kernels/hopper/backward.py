@@ -344,3 +344,5 @@ def kernel(
             LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, DRAW, PUBLISH, LOAD_ROWS)
         with tlx.async_task(num_warps=1, registers=24):
             REDUCE(keys, deal, buffers, dq, COUNT, TILE, HEAR, SETTLE)
+    if PAIR > 1:
+        tlx.cluster_barrier()  # the other CTA's last arrivals still reach into this one's shared memory

@@ -353,3 +353,5 @@ def kernel(
             FLUSH(1, share, staging, dq_, sums, slot_row)
         with tlx.async_task(num_warps=1, registers=24):
             LOAD(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 4 * BLOCK_M)
+    if PAIR > 1:
+        tlx.cluster_barrier()  # the other CTA's last arrivals still reach into this one's shared memory
