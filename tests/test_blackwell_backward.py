@@ -1,5 +1,6 @@
 """The Blackwell backward ladder: compiled as launched, and in the emulator. Nothing of it ran on a GPU."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -58,6 +59,30 @@ def test_dq_on_chip_in_two_launches():
     with emulator.emulate(policy="random", seed=1) as emulation:
         check("stationary", *tensors([0, 1, 64, 130, 5], 200, dim=128, dtype=torch.float16))
     assert findings(emulation) == []
+
+
+@pytest.mark.parametrize("held", [1, 2])
+def test_slices_of_dq_that_wait_in_registers(held):
+    """How many is a number to be tuned; a head dimension of 64 has two slices."""
+    step = steps.find("blackwell", "backward", "dq_released")
+    step = dataclasses.replace(step, tiling=lambda problem, of=step.tiling: of(problem) | {"HELD": held})
+    with emulator.emulate(policy="lazy", seed=held) as emulation:
+        check(step, *tensors([130, 5], 130, heads=1))
+    assert findings(emulation) == []
+
+
+@pytest.mark.parametrize("name", ["peeled", "two_cta", "stationary"])
+def test_gradients_through_lse(name):
+    q, k, v, offsets, _ = tensors([5, 66, 0], 20, heads=1, slack=0)
+    grads = []
+    for backend, step, dtype in (("blackwell", name, q.dtype), ("reference", None, torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        options = {"backend": backend, "step": step, "return_lse": True}
+        out, lse = jfa.jagged_flash_attention(*leaves, offsets, **options)
+        loss = out.double().square().sum() + (lse[:2].double() * torch.arange(20)).sum()
+        grads.append(torch.autograd.grad(loss, leaves))
+    for ours, truth in zip(*grads, strict=True):
+        assert (ours.double() - truth).abs().max() <= 0.02 * truth.abs().max()
 
 
 def test_more_processors_than_tiles():
@@ -161,7 +186,7 @@ def report(name, rows=256, dim=128, heads=4, heads_kv=4, window=(-1, -1), packed
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_silent_traps(name):
     found = report(name)
-    found.check(allow_spills=name in ("two_cta", "stationary"))
+    found.check(allow_spills=name == "stationary")
     assert found.spill_store_bytes + found.spill_load_bytes <= 64
     assert found.tmem_columns == 512
     assert found.shared_bytes <= 232448
@@ -184,11 +209,15 @@ def test_each_step_has_its_instruction():
     assert report("peeled").cluster == (1, 1, 1)
 
 
-@pytest.mark.parametrize(
-    "facts", [dict(dim=64), dict(packed=True, window=(-1, 0), heads=8, heads_kv=2)], ids=str
-)
-def test_the_last_general_step_does_not_spill(facts):
-    report("peeled", **facts).check()
+@pytest.mark.parametrize("name", ["peeled", "two_cta"])
+def test_narrow_heads_do_not_spill(name):
+    report(name, dim=64).check()
+
+
+def test_masks_and_groups_hardly_spill():
+    found = report("peeled", packed=True, window=(-1, 0), heads=8, heads_kv=2)
+    found.check(allow_spills=True)
+    assert found.spill_store_bytes + found.spill_load_bytes <= 64
 
 
 def test_a_step_changes_little():

@@ -77,17 +77,7 @@ def load_rows(keys, buffers, tile, views, statistics, head, block, turn, tiles, 
 
 
 @triton.jit
-def load(
-    keys,
-    deal,
-    buffers,
-    views,
-    statistics,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    LOAD_ROWS: tl.constexpr,
-):
+def load(keys, deal, buffers, views, statistics, COUNT, TILE, HEAR, LOAD_ROWS):
     """Loader: the operands of every turn of every tile."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)
@@ -151,7 +141,7 @@ def gather(buffers, x, turn):
 
 
 @triton.jit
-def sum_keys(buffers, x, k_slot, turn, more, GATHER: tl.constexpr):
+def sum_keys(buffers, x, k_slot, turn, more, GATHER):
     """dK += dS^T Q, and dQ = dS K, which takes the place of dP: dK reads dS there, in order, before."""
     slot = buffers.q_sum.await_full(turn)  # load -> mma
     done = [buffers.q_sum.empties[slot]]
@@ -163,9 +153,7 @@ def sum_keys(buffers, x, k_slot, turn, more, GATHER: tl.constexpr):
 
 
 @triton.jit
-def mma(
-    keys, deal, buffers, x, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr, GATHER: tl.constexpr
-):
+def mma(keys, deal, buffers, x, COUNT, TILE, HEAR, GATHER):
     """Tensor-core warp: the products that need a turn's dS come after the next turn's S."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)
@@ -274,42 +262,22 @@ def kernel(
         deal = LaunchControl(program, tl.num_programs(0) // PAIR, ITEMS(keys), context, 1)
     else:
         deal = Turns(program, tl.num_programs(0) // PAIR, ITEMS(keys), 1)
-    k_ring = make_ring(ROWS, HEAD_DIM, DTYPE, 1)
-    v_ring = make_ring(ROWS, HEAD_DIM, DTYPE, 1)
+    k_ring, v_ring = make_ring(ROWS, HEAD_DIM, DTYPE, 1), make_ring(ROWS, HEAD_DIM, DTYPE, 1)
     q_ring = make_ring(PART_ROWS, HEAD_DIM, DTYPE, Q_STAGES)
     dout_ring = make_ring(PART_ROWS, HEAD_DIM, DTYPE, 1)
-    k_sum_ring, q_sum_ring, dout_sum_ring = k_ring, q_ring, dout_ring
-    landed = tlx.alloc_barriers(2)
     ds = tlx.local_alloc((PAIR * ROWS, PART_ROWS), DTYPE, 1)
     sent = ds
+    sum_rings = (k_ring, q_ring, dout_ring)
     if PAIR > 1:
         k_sum_ring = make_ring(PAIR * ROWS, PART_DIM, DTYPE, 1)
-        q_sum_ring = make_ring(ROWS, PART_DIM, DTYPE, 1)
-        dout_sum_ring = make_ring(ROWS, PART_DIM, DTYPE, 1)
+        sum_rings = (k_sum_ring, make_ring(ROWS, PART_DIM, DTYPE, 1), make_ring(ROWS, PART_DIM, DTYPE, 1))
         sent = tlx.local_alloc((ROWS, PART_ROWS), DTYPE, 1)
+    rings = (k_ring, v_ring, q_ring, dout_ring)
+    stat_rings = (make_statistics(1), make_statistics(1))
     staging = tlx.local_alloc((ROWS, SLICE), tl.float32, DQ_STAGES)
-    buffers = Buffers(
-        k_ring,
-        v_ring,
-        q_ring,
-        dout_ring,
-        k_sum_ring,
-        q_sum_ring,
-        dout_sum_ring,
-        make_statistics(1),
-        make_statistics(1),
-        ds,
-        sent,
-        landed,
-        staging,
-        tlx.local_alloc((ROWS, 2 * SLICE), DTYPE, DQ_STAGES, reuse=staging),
-        rank,
-        HEAD_DIM,
-        SLICE,
-        DQ_STAGES,
-        HELD,
-        PAIR,
-    )
+    results = tlx.local_alloc((ROWS, 2 * SLICE), DTYPE, DQ_STAGES, reuse=staging)
+    tiles = (ds, sent, tlx.alloc_barriers(2), staging, results)
+    buffers = Buffers(*rings, *sum_rings, *stat_rings, *tiles, rank, HEAD_DIM, SLICE, DQ_STAGES, HELD, PAIR)
     x = make_products(HEAD_DIM, DTYPE, PAIR, False)
     statistics = Statistics(log2_lse, delta, stat_rows)
     views = Views(q, k, v, dout, q_sum, k_sum, dout_sum)

@@ -30,20 +30,7 @@ def share(group: tl.constexpr, keys, buffers, scores):
 
 
 @triton.jit
-def weigh(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    x,
-    block,
-    turn,
-    rows,
-    last,
-    scale_log2,
-    masked,
-    SHARE: tl.constexpr,
-):
+def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, rows, last, scale_log2, masked, SHARE):
     """P^T and dS^T of this group's 64 query rows against the tile's 128 keys; a thread has one key.
 
     PART rows at a time, so that a thread holds its P and little else. ``rows`` counts the blocks of
@@ -83,19 +70,7 @@ def weigh(
 
 
 @triton.jit
-def walk_masked(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    x,
-    low,
-    high,
-    turn,
-    scale_log2,
-    WEIGH: tl.constexpr,
-    SHARE: tl.constexpr,
-):
+def walk_masked(group: tl.constexpr, keys, tile, buffers, x, low, high, turn, scale_log2, WEIGH, SHARE):
     """Blocks [low, high) of query rows of one head, every one masked."""
     for block in range(low, high):
         now = turn + block - low
@@ -103,19 +78,7 @@ def walk_masked(
 
 
 @triton.jit
-def walk_peeled(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    x,
-    low,
-    high,
-    turn,
-    scale_log2,
-    WEIGH: tl.constexpr,
-    SHARE: tl.constexpr,
-):
+def walk_peeled(group: tl.constexpr, keys, tile, buffers, x, low, high, turn, scale_log2, WEIGH, SHARE):
     """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
     first, end = keys.bulk_blocks(tile, low, high)
     for block in range(low, high):
@@ -125,20 +88,7 @@ def walk_peeled(
 
 
 @triton.jit
-def compute(
-    group: tl.constexpr,
-    keys,
-    deal,
-    buffers,
-    x,
-    scale_log2,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    WALK: tl.constexpr,
-    WEIGH: tl.constexpr,
-    SHARE: tl.constexpr,
-):
+def compute(group: tl.constexpr, keys, deal, buffers, x, scale_log2, COUNT, TILE, HEAR, WALK, WEIGH, SHARE):
     """A compute group: its half of the query rows of every block."""
     k_item, turn = 0, 0
     t = HEAR(deal, k_item)
@@ -233,21 +183,7 @@ def store(keys, buffers, x, dk, dv, tile, tiles, turns, scale):
 
 
 @triton.jit
-def reduce(
-    keys,
-    deal,
-    buffers,
-    x,
-    dq,
-    dk,
-    dv,
-    scale,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    DRAIN: tl.constexpr,
-    STORE: tl.constexpr,
-):
+def reduce(keys, deal, buffers, x, dq, dk, dv, scale, COUNT, TILE, HEAR, DRAIN, STORE):
     """The group that empties tensor memory: adds every turn's dQ to memory, stores every tile's dK and dV."""
     k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, k_item)

@@ -71,7 +71,7 @@ def gather_in_pair(buffers, x, turn):
 
 
 @triton.jit
-def relay(keys, deal, buffers, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr):
+def relay(keys, deal, buffers, COUNT, TILE, HEAR):
     """Second CTA's tensor-core warp: tells the first what has landed here, turn by turn."""
     k_item, turn = 0, 0
     t = HEAR(deal, k_item)
@@ -88,7 +88,7 @@ def relay(keys, deal, buffers, COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl
 
 
 @triton.jit
-def request_launches_in_pair(deal, HEAR: tl.constexpr):
+def request_launches_in_pair(deal, HEAR):
     """As `request_launches`: the first CTA asks for a pair to cancel, and both get the answer."""
     k = 0
     t = HEAR(deal, k)

@@ -140,7 +140,7 @@ def mma(share, buffers, x):
 
 
 @triton.jit
-def compute(group: tl.constexpr, share, buffers, x, scale_log2, WEIGH: tl.constexpr, SHARE: tl.constexpr):
+def compute(group: tl.constexpr, share, buffers, x, scale_log2, WEIGH, SHARE):
     """A compute group: its half of the query rows of every tile."""
     sequences = 0
     for i in range(share.begin, share.end):
@@ -165,7 +165,7 @@ def leave_by_add(gradient, staged, at):
 
 
 @triton.jit
-def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexpr, LEAVE: tl.constexpr):
+def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexpr, LEAVE):
     """dV or dK of one tile: tensor memory -> ``staged``, the tile's dead V or K -> memory."""
     tlx.barrier_wait(x.full[DKV], PARITY)  # mma -> store; ``staged`` was read before
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
@@ -179,7 +179,7 @@ def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexp
 
 
 @triton.jit
-def store(share, buffers, x, dk, dv, sums, first_row, scale, LEAVE: tl.constexpr):
+def store(share, buffers, x, dk, dv, sums, first_row, scale, LEAVE):
     """The group that empties tensor memory: dV and dK of every tile, and dQ when all are done."""
     for i in range(share.begin, share.end):
         n = i - share.begin
@@ -248,14 +248,15 @@ def kernel(
     facts = (records, counts, kv_offsets, kv_offsets, batch, query_len, padded_len, none, none)
     keys = Keys(*facts, 1, 1, True, False, False, ROWS, ROWS, ROWS, none)
     share = Share(keys, tiles * turn // shares, tiles * (turn + 1) // shares, program % heads, first_row)
+    BYTES: tl.constexpr = 2 * ROWS * HEAD_DIM
     k_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
     v_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
-    k_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)
+    k_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)  # the store group gives K and V back
     v_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)
     buffers = Buffers(
         make_ring(ROWS, HEAD_DIM, DTYPE, 1),
-        Ring(k_tiles, tlx.alloc_barriers(KV_STAGES), k_empty, KV_STAGES, 2 * ROWS * HEAD_DIM),
-        Ring(v_tiles, tlx.alloc_barriers(KV_STAGES), v_empty, KV_STAGES, 2 * ROWS * HEAD_DIM),
+        Ring(k_tiles, tlx.alloc_barriers(KV_STAGES), k_empty, KV_STAGES, BYTES),
+        Ring(v_tiles, tlx.alloc_barriers(KV_STAGES), v_empty, KV_STAGES, BYTES),
         make_ring(ROWS, HEAD_DIM, DTYPE, DOUT_STAGES),
         make_statistics(2),
         make_statistics(2),

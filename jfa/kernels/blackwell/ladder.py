@@ -149,7 +149,7 @@ def two_slices_held(problem: Problem) -> dict[str, int]:
 
 def in_pairs(problem: Problem) -> dict[str, int]:
     """Two CTAs; K takes its room twice, so Q comes once and slices of dQ are half as wide."""
-    return two_slices_held(problem) | {"PAIR": 2, "Q_STAGES": 1, "SLICE": 16}
+    return two_slices_held(problem) | {"PAIR": 2, "Q_STAGES": 1, "SLICE": 16, "REGISTERS": 160}
 
 
 def two_tiles_in_flight(problem: Problem) -> dict[str, int]:
