@@ -85,10 +85,11 @@ def backward_items(lengths, step, heads: int = HEADS) -> list[int]:
     return [1] * int(listed(lengths, step).kv_counts[0]) * heads
 
 
-def tiles_of(step, lengths, heads: int = HEADS) -> list[int]:
+def tiles_of(step, lengths, heads: int = HEADS, queries: int = QUERIES) -> list[int]:
     """Key tiles that each item of a step walks, in the order of its list."""
-    walk = forward_items if step.direction == "forward" else backward_items
-    return walk(lengths, step, heads)
+    if step.direction == "forward":
+        return forward_items(lengths, step, heads, queries)
+    return backward_items(lengths, step, heads)
 
 
 def rule_of(step):
@@ -145,9 +146,16 @@ def play_tickets(costs, sms: int, ahead: int = 2) -> list[dict]:
     return events
 
 
-def plan(step, lengths, sms: int = SMS["H200"], heads: int = HEADS, tile_cost: float = TILE_COST) -> Plan:
+def plan(
+    step,
+    lengths,
+    sms: int = SMS["H200"],
+    heads: int = HEADS,
+    tile_cost: float = TILE_COST,
+    queries: int = QUERIES,
+) -> Plan:
     """Predict who works on what when one step of a ladder runs; time in key tiles."""
-    tiles = tiles_of(step, lengths, heads)
+    tiles = tiles_of(step, lengths, heads, queries)
     # A query tile is set up once and walks its keys; a backward item sets up each of its key tiles.
     setups = (lambda count: 1) if step.direction == "forward" else (lambda count: count)
     costs = [count + tile_cost * setups(count) if count else 0.0 for count in tiles]
@@ -247,3 +255,83 @@ def empty_rows(shares=(0.0, 0.2, 0.4, 0.6, 0.8)) -> list[dict]:
                 {"case": name, "empty_share": share, "predicted_efficiency": round(made.efficiency, 4)}
             )
     return rows
+
+
+def measured_rows(directions=("forward", "backward")):
+    """Recorded rows of steps (04_steps) as a DataFrame with a direction, None if nothing is recorded."""
+    import pandas
+
+    from jfa.lab import figures
+
+    if not figures.path_of("04_steps").exists():
+        return None
+    rows = figures.read("04_steps")
+    rows["tflops"] = pandas.to_numeric(rows["tflops"], errors="coerce")  # empty where a step did not run
+    if "direction" not in rows:
+        rows["direction"] = "forward"
+    if "scope" in rows:
+        rows = rows[rows["scope"] == ("call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0])]
+    return rows[rows["direction"].isin(directions) & rows["tflops"].notna()]
+
+
+def measured_text(names, directions=("forward",)) -> str:
+    """Median TFLOPS of steps by shape with their provenance, or the plain statement that there are none."""
+    from jfa.lab import style
+
+    rows = measured_rows(directions)
+    if rows is None:
+        return "not measured: no recording of a GPU is in figures/, so this notebook claims no speed"
+    chosen = rows[rows["step"].isin(names)]
+    table = chosen.pivot_table(index=["direction", "M", "N", "density"], columns="step", values="tflops")
+    shown = table[[name for name in names if name in table]].round(0)
+    return f"measured, TFLOPS\n{shown.to_string()}\n{style.caption(rows)}"
+
+
+def live_text(quick: bool = False) -> str:
+    """Measure the forward steps that differ in their deal on the current GPU; a line a shape and step."""
+    import pandas
+
+    from jfa import steps
+    from jfa.lab import ladder, recorded
+
+    chosen = {step.name: step for step in steps.FORWARD["hopper"][:3]}
+    shapes = ladder.SHAPES[1:2] if quick else ladder.SHAPES[:3]
+    rows = list(ladder.measured("forward", shapes, chosen, rounds=3 if quick else 9))
+    lines = ["measured live, schedule given (kernel) or made in the call"]
+    for row in rows:
+        shape = f"M {row['M']} N {row['N']} density {row['density']:g}"
+        result = row.get("error") or f"{row['ms_p50']:.3f} ms, {row['tflops']:.0f} TFLOPS"
+        lines.append(f"{shape}  {row['scope']:<6} {row['step']:<17} {result}")
+    where = recorded.provenance_lines(pandas.DataFrame(rows))
+    return "\n".join([*lines, *(f"measured on {line}" for line in where)])
+
+
+def compared_text() -> str:
+    """Measured and predicted ratio of the steps to the first one, forward, by recorded shape; "" without."""
+    from jfa import steps
+
+    rows = measured_rows(("forward",))
+    if rows is None:
+        return ""
+    ladder = {step.name: step for step in steps.FORWARD["hopper"]}
+    wide = rows.assign(B=rows["B"] if "B" in rows else 768)
+    wide = wide.pivot_table(index=["M", "N", "density", "B"], columns="step", values="tflops")
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  {'step':<10} measured  predicted  (times warp_specialized)"]
+    for (m, n, density, batch), row in wide.iterrows():
+        lengths = jagged.density_lengths(batch, n, density, seed=1).tolist()
+        names = ("warp_specialized", "balanced", "dynamic")
+        times = {name: plan(ladder[name], lengths, queries=m).time for name in names}
+        for name in ("balanced", "dynamic"):
+            if name in row and row[name] == row[name]:
+                ratio, model = row[name] / row["warp_specialized"], times["warp_specialized"] / times[name]
+                lines.append(f"{m:>4} {n:>5} {density:>7g}  {name:<10} {ratio:8.2f}  {model:9.2f}")
+    return "\n".join(lines)
+
+
+def key_loads(events) -> dict[int, int]:
+    """CTA -> tiles of K that it loaded, from an emulator's trace of a forward kernel."""
+    found = {}
+    for event in events:
+        if event[3] == "issue" and event[6].get("desc") in ("desc_k", "k_desc"):
+            found[event[1][0]] = found.get(event[1][0], 0) + 1
+    return found

@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import PercentFormatter
 
@@ -143,6 +144,7 @@ def empty(rows):
 
 def steps(rows):
     """Bars: measured TFLOPS of the first Hopper steps over jagged shapes (04_steps)."""
+    rows = rows.assign(tflops=pandas.to_numeric(rows["tflops"], errors="coerce"))
     rows = rows[rows["step"].isin(STEPS) & rows["tflops"].notna()].copy()
     if "scope" in rows:
         scope = "call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0]
