@@ -254,7 +254,7 @@ def _common(problem, q, k, v, kv_offsets, q_offsets):
         stride_vh=v.stride(1),
         scale=scale,
         # p = exp2(unit * s - ..): one multiplication scales scores and makes powers of two, where scale > 0
-        unit=scale * LOG2_E if scale > 0 else LOG2_E,
+        unit=(scale if scale > 0 else 1.0) * (1.0 if problem.dtype == torch.float32 else LOG2_E),
         PRESCALE=not scale > 0,
         left=left,
         right=right,

@@ -98,7 +98,7 @@ def dkdv_kernel(
         q_tile = load_tile(q + row * ROW_Q + head * stride_qh, ROW_Q, rows, BLOCK_M, D, BLOCK_D)
         do_row = dout + slab * stride_dob + row * ROW_DO + head * stride_doh
         do_tile = load_tile(do_row, ROW_DO, rows, BLOCK_M, DV, BLOCK_DV)
-        log_sum = load_log_sum(lse + stat, rows, BLOCK_M)[None, :]
+        log_sum = load_log_sum(lse + stat, rows, BLOCK_M, PRECISION)[None, :]
         diagonal = block.to(tl.int64) + shift - first
         mask = narrow(key < keys, key, query, -diagonal, right, left, HAS_RIGHT, HAS_LEFT)
         p = probabilities(k_tile, q_tile, log_sum, scale, unit, PRESCALE, PRECISION)
@@ -175,7 +175,7 @@ def dq_kernel(
         do_row = dout + slab * stride_dob + q_row * ROW_DO + head * stride_doh
         do_tile = load_tile(do_row, ROW_DO, rows, BLOCK_M, DV, BLOCK_DV)
         stat = (slab * HEADS_Q + head) * total_q + q_row
-        log_sum = load_log_sum(lse + stat, rows, BLOCK_M)[:, None]
+        log_sum = load_log_sum(lse + stat, rows, BLOCK_M, PRECISION)[:, None]
         own_delta = tl.load(delta + stat + query, mask=query < rows, other=0.0)
         k_head = k + kv_start * ROW_K + (head // GROUP) * stride_kh
         v_head = v + kv_start * ROW_V + (head // GROUP) * stride_vh

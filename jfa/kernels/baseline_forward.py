@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.baseline_parts import (
-    LN_2,
     find_queries,
     find_query_tile,
     find_rows,
     key_range,
     load_tile,
+    log_sum_exp,
     narrow,
     softmax_step,
     store_tile,
@@ -62,7 +62,7 @@ def forward_kernel(
         diagonal = first.to(tl.int64) + shift - start
         mask = narrow(key < kv_len - start, query, key, diagonal, left, right, HAS_LEFT, HAS_RIGHT)
         s = tl.where(mask, s, float("-inf"))
-        p, alpha, row_max, row_sum = softmax_step(s, unit, row_max, row_sum)
+        p, alpha, row_max, row_sum = softmax_step(s, unit, row_max, row_sum, PRECISION)
         acc = acc * alpha[:, None]
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
 
@@ -71,4 +71,5 @@ def forward_kernel(
     store_tile(out + (out_row * HEADS_Q + head) * DV, HEADS_Q * DV, q_len - first, acc, BLOCK_M, DV, BLOCK_DV)
     rows = tl.arange(0, BLOCK_M)
     lse_row = (slab * HEADS_Q + head) * total_q + q_row
-    tl.store(lse + lse_row + rows, (row_max + tl.log2(row_sum)) * LN_2, mask=rows < q_len - first)
+    row_lse = log_sum_exp(row_max, row_sum, PRECISION)
+    tl.store(lse + lse_row + rows, row_lse, mask=rows < q_len - first)

@@ -8,6 +8,7 @@ programs are enough: shapes alone give that bound. A program whose number no til
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -152,31 +153,58 @@ def narrow(mask, row, column, diagonal, before, after, HAS_BEFORE: tl.constexpr,
     return mask
 
 
+# Exponents are in powers of two, which one instruction evaluates. In float32 (PRECISION "ieee") they stay in
+# natural units: rounding lse once more on the way to powers of two would be the largest error of all.
+
+
 @triton.jit
-def softmax_step(s, unit, row_max, row_sum):
+def power(x, PRECISION: tl.constexpr):
+    """2 ** x, or in float32 e ** x, to the last bit."""
+    if PRECISION == "ieee":
+        p = libdevice.exp(x)
+    else:
+        p = tl.exp2(x)
+    return p
+
+
+@triton.jit
+def log_sum_exp(row_max, row_sum, PRECISION: tl.constexpr):
+    """The natural logarithm of a row's sum of exponentials."""
+    if PRECISION == "ieee":
+        lse = row_max + libdevice.log(row_sum)
+    else:
+        lse = (row_max + tl.log2(row_sum)) * LN_2
+    return lse
+
+
+@triton.jit
+def softmax_step(s, unit, row_max, row_sum, PRECISION: tl.constexpr):
     """Take a tile of scores into the online softmax; return p, the factor for older sums, row_max, row_sum.
 
-    ``unit`` > 0 turns scores into powers of two, the unit of row_max. A row that has seen no key yet has
+    ``unit`` > 0 turns scores into exponents, the unit of row_max. A row that has seen no key yet has
     row_max = -inf and is shifted by 0 instead, so that nothing becomes -inf - -inf.
     """
     new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    p = tl.exp2(tl.fma(s, unit, -shift[:, None]))
-    alpha = tl.exp2(row_max - shift)
+    p = power(tl.fma(s, unit, -shift[:, None]), PRECISION)
+    alpha = power(row_max - shift, PRECISION)
     return p, alpha, new_max, row_sum * alpha + tl.sum(p, 1)
 
 
 @triton.jit
 def probabilities(a, b, log_sum, scale, unit, PRESCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Recompute a tile of P, not masked, from its scores a b^T and its row sums, given in powers of two."""
+    """Recompute a tile of P, not masked, from its scores a b^T and its row sums, in the unit of exponents."""
     s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
     if PRESCALE:
         s = s * scale
-    return tl.exp2(tl.fma(s, unit, -log_sum))
+    return power(tl.fma(s, unit, -log_sum), PRECISION)
 
 
 @triton.jit
-def load_log_sum(lse, rows, BLOCK_M: tl.constexpr):
-    """Load lse in powers of two; rows that do not exist get +inf, which makes their p zero."""
+def load_log_sum(lse, rows, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr):
+    """Load lse in the unit of exponents; rows that do not exist get +inf, which makes their p zero."""
     row = tl.arange(0, BLOCK_M)
-    return tl.load(lse + row, mask=row < rows, other=float("inf")) * LOG2_E
+    log_sum = tl.load(lse + row, mask=row < rows, other=float("inf"))
+    if PRECISION != "ieee":
+        log_sum = log_sum * LOG2_E
+    return log_sum
