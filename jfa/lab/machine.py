@@ -141,6 +141,9 @@ class Monitor:
 
     def __exit__(self, *error):
         if self._process is not None:
+            deadline = time.monotonic() + 5
+            while not self.samples and time.monotonic() < deadline:  # a run shorter than nvidia-smi's start
+                time.sleep(0.05)
             self._process.terminate()
             self._process.wait()
             self._thread.join()
