@@ -78,7 +78,8 @@ BROADCAST = ({"query": 136, "heads": 1}, {})
 WINDOW = ({"query": 150, "lengths": (200, 0, 260, 20), "heads": 1}, {"window": (90, 20)})
 PACKED = ({"query": (3, 70, 0, 260), "lengths": (70, 200, 5, 300), "heads_kv": 1}, {"causal": True})
 MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
-FEW_ROWS = ({"query": 100, "lengths": (5, 60, 100, 0, 30, 520), "heads": 1}, {})  # one query tile an item
+# One query tile an item; several tiles of one block in a row.
+FEW_ROWS = ({"query": 72, "lengths": (300, 1, 127, 128, 129, 5, 64), "heads": 2, "dim": 128}, {})
 MANY_SEQUENCES = ({"query": 136, "lengths": (1, 130, 64, 0, 5, 60, 300, 20, 7, 200), "heads": 1}, {})
 SHARED_KEYS = ({"query": 70, "lengths": (300, 40, 200), "heads": 4, "heads_kv": 2}, {})
 
