@@ -179,6 +179,21 @@ def turns(rows):
     return style.finish(figure, f"In turns, tensor cores would be busy {shares}", PREDICTED)
 
 
+PUBLIC = {"jfa": "jfa, last step of the ladder", "jfa_baseline": "jfa baseline"}
+
+
+def _baseline_finding(rows) -> str:
+    """The baseline's TFLOPS over FlashAttention-4's, shortest and longest sequences."""
+    key = ["direction", "mean", "N", "density"]
+    wide = rows.pivot_table(index=key, columns="impl", values="tflops")
+    if "fa4" not in wide or "jfa_baseline" not in wide:
+        return "Where the ladder starts: the baseline beside other kernels"
+    ratio = (wide["jfa_baseline"] / wide["fa4"]).dropna()
+    means = ratio.index.get_level_values("mean")
+    short, long = ratio[means == means.min()].mean(), ratio[means == means.max()].mean()
+    return f"The baseline runs at {short:.1f} times FlashAttention-4 on short sequences, {long:.1f} on long"
+
+
 def baseline_speed(rows):
     """Lines with a 20 to 80 % band: TFLOPS over jagged shapes, one line for what ran (02_baseline)."""
     rows = rows[(rows["suite"] == "jagged") & (rows["scope"] == "call") & rows["tflops"].notna()].copy()
@@ -190,21 +205,23 @@ def baseline_speed(rows):
     )
     place = {(row.N, row.density): index for index, row in shapes.iterrows()}
     peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name))
-    colors = {name: GREY if name == "jfa_baseline" else style.color_of(name) for name in peers}
+    looks = {name: {"color": style.color_of(name)} for name in peers}
+    looks |= {name: {"color": peer[1], "linestyle": peer[2]} for name, peer in style.PEERS.items()}
+    looks["jfa_baseline"] = {"color": GREY, "linewidth": 2.2}
+    looks["jfa"] = {"color": style.color_of("stationary")}
     figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True)
     for direction, axes in zip(("forward", "backward"), panels, strict=True):
         for name in peers:
             line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "N"])
             at = [place[row.N, row.density] for row in line.itertuples()]
-            axes.plot(
-                at, line["tflops"], marker="o", markersize=3, color=colors[name], label=style.label_of(name)
-            )
+            label = PUBLIC.get(name) or style.label_of(name)
+            axes.plot(at, line["tflops"], marker="o", markersize=3, label=label, **looks[name])
             slow, fast = (line["tflops"] * line["ms_p50"] / line[column] for column in ("ms_p80", "ms_p20"))
-            axes.fill_between(at, slow, fast, color=colors[name], alpha=0.25, linewidth=0)
+            axes.fill_between(at, slow, fast, color=looks[name]["color"], alpha=0.25, linewidth=0)
         axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
     labels = [f"{row.N}\n{row.density:g}" for row in shapes.itertuples()]
     panels[1].set_xticks(range(len(labels)), labels, fontsize=7)
     panels[1].set_xlabel(f"longest allowed and density, {query_rows} shared query rows")
-    panels[0].legend(frameon=False, fontsize=8)
-    title = "Where the ladder starts: the baseline beside other kernels"
+    panels[0].legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    title = _baseline_finding(rows)
     return style.finish(figure, title, style.caption(rows))
