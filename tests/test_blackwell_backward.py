@@ -35,9 +35,9 @@ def findings(emulation):
 @pytest.mark.parametrize("policy", ["eager", "lazy", "random"])
 @pytest.mark.parametrize("name", NAMES)
 def test_ragged_lengths_are_right_and_clean(name, policy):
-    """Two blocks of query rows, the second a tail; the heads make several items a CTA."""
-    rows = 72 if policy == "eager" else 130
-    with emulator.emulate(policy=policy, seed=3) as emulation:
+    """One block of query rows, or two; few resident CTAs, so that each is handed several items."""
+    rows, resident = {"eager": (72, 1), "lazy": (130, 2), "random": (130, 3)}[policy]
+    with emulator.emulate(policy=policy, seed=3, resident=resident) as emulation:
         check(name, *tensors(RAGGED, rows, heads=1))
     assert findings(emulation) == []
     assert any(report.ops for report in emulation.reports)
@@ -49,7 +49,7 @@ def test_features(name, feature):
     facts = dict(FEATURES[feature])
     rule = {key: facts.pop(key) for key in ("causal", "window", "scale") if key in facts}
     query = facts.pop("query")
-    with emulator.emulate(policy="random", seed=len(feature)) as emulation:
+    with emulator.emulate(policy="random", seed=len(feature), resident=2) as emulation:
         check(name, *tensors(RAGGED, query, **facts), **rule)
     assert findings(emulation) == []
 

@@ -17,7 +17,6 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.backward_parts import (
-    DKV,
     DKV_FREE,
     DP,
     DQ,
@@ -183,7 +182,6 @@ def mma(keys, deal, buffers, x, COUNT, TILE, HEAR, GATHER):
                 commit(x, buffers.k.empties[k_slot])  # mma -> load
                 if x.TWO:
                     commit(x, buffers.k_sum.empties[k_slot])  # mma -> load
-                commit(x, x.full[DKV])  # mma -> reduce
                 turn += turns
                 tiles += 1
         k_item += 1
@@ -300,3 +298,5 @@ def kernel(
         if DRAW is not None:
             with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
                 DRAW(deal, HEAR)
+    if PAIR > 1:  # the other CTA's last words may still be on their way
+        tlx.cluster_barrier()

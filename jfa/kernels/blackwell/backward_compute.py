@@ -5,7 +5,6 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from jfa.kernels.blackwell.backward_parts import (
-    DKV,
     DKV_FREE,
     DP,
     DQ,
@@ -172,10 +171,8 @@ def store_columns(keys, buffers, accumulator, gradient, tile, turns, factor):
 
 
 @triton.jit
-def store(keys, buffers, x, dk, dv, tile, tiles, turns, scale):
-    """Epilogue of one key tile: dV, then dK."""
-    if turns > 0:
-        tlx.barrier_wait(x.full[DKV], tiles & 1)  # mma -> reduce
+def store(keys, buffers, x, dk, dv, tile, turns, scale):
+    """Epilogue of one key tile: dV, then dK, both complete since the last dQ is: products end in order."""
     store_columns(keys, buffers, x.dv[0], dv, tile, turns, 1.0)
     store_columns(keys, buffers, x.dk[0], dk, tile, turns, scale)
     if turns > 0:
@@ -185,7 +182,7 @@ def store(keys, buffers, x, dk, dv, tile, tiles, turns, scale):
 @triton.jit
 def reduce(keys, deal, buffers, x, dq, dk, dv, scale, COUNT, TILE, HEAR, DRAIN, STORE):
     """The group that empties tensor memory: adds every turn's dQ to memory, stores every tile's dK and dV."""
-    k_item, turn, tiles = 0, 0, 0
+    k_item, turn = 0, 0
     t = HEAR(deal, k_item)
     while t < deal.items:
         for i in range(COUNT(keys, t)):
@@ -197,8 +194,7 @@ def reduce(keys, deal, buffers, x, dq, dk, dv, scale, COUNT, TILE, HEAR, DRAIN, 
                     DRAIN(keys, buffers, x, dq, tile, head, block)
                     turn += 1
             turns = (high - low) * keys.GROUP
-            STORE(keys, buffers, x, dk, dv, tile, tiles, turns, scale)
-            tiles += tl.minimum(turns, 1)
+            STORE(keys, buffers, x, dk, dv, tile, turns, scale)
         k_item += 1
         t = HEAR(deal, k_item)
     tlx.async_descriptor_store_wait(0)

@@ -77,7 +77,7 @@ class Products:
     dq_lanes: tlx.buffered_tensor  # dq as it lies: in a pair 64 rows of the left columns, 64 of the right
     dk: tlx.buffered_tensor
     dv: tlx.buffered_tensor
-    full: tlx.mbarrier  # mma -> compute: S, DP; mma -> reduce: DQ, DKV (the tile's last products)
+    full: tlx.mbarrier  # mma -> compute: S, DP; mma -> reduce: DQ; stationary: DKV, one of dV and dK
     word: tlx.mbarrier  # compute, reduce -> mma: see `tell`
     TWO: tl.constexpr  # whether the products are those of a pair
 
