@@ -7,6 +7,7 @@ import torch
 from jfa import backends, jagged
 from jfa.kernels.problem import Problem
 
+LARGEST = 1 << 62  # of an int that an operator can carry; more keys than that exist nowhere
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -58,10 +59,11 @@ def jagged_flash_attention(
     q, k, v, kv_offsets, q_offsets = _unpack(q, k, v, kv_offsets, q_offsets, check)
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v, kv_offsets, q_offsets)
+    _check_switches(causal=causal, return_lse=return_lse, deterministic=deterministic)
     left, right = _check_window(window)
     if causal:
         right = 0
-    _check_options(scale, max_kv_len, backend, schedule, step)
+    max_kv_len = _check_options(scale, max_kv_len, backend, schedule, step, check)
     options = (scale, left, right, max_kv_len, backend, _step_key(step), bool(deterministic), check)
     if schedule is None:
         out, lse = torch.ops.jfa.forward(q, k, v, kv_offsets, q_offsets, *options)
@@ -152,14 +154,23 @@ def _check_window(window) -> tuple[int, int]:
             raise TypeError(f"window: expected int or None as its {name} side, got {type(side).__name__}")
         if side < -1:
             raise ValueError(f"window: expected a number of keys as its {name} side, None or -1, got {side}")
-        sides.append(side)
+        sides.append(min(side, LARGEST) if isinstance(side, int) else side)
     return sides[0], sides[1]
 
 
-def _check_options(scale, max_kv_len, backend, schedule, step) -> None:
+def _check_switches(**switches) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def _check_options(scale, max_kv_len, backend, schedule, step, check) -> int | None:
+    """Raises for what no kernel could use; gives max_kv_len, held to what an operator can carry."""
     if scale is not None:
         if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
             raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
+        if isinstance(scale, int) and abs(scale) > LARGEST:
+            raise ValueError("scale: expected a finite number, got an int of more than 62 bits")
     if max_kv_len is not None:
         if isinstance(max_kv_len, bool) or not isinstance(max_kv_len, (int, torch.SymInt)):
             raise TypeError(f"max_kv_len: expected an int or None, got {type(max_kv_len).__name__}")
@@ -169,8 +180,11 @@ def _check_options(scale, max_kv_len, backend, schedule, step) -> None:
         raise ValueError(f"backend: expected one of {', '.join(backends.NAMES)}, got {backend!r}")
     if schedule is not None and not hasattr(schedule, "tensors"):
         raise TypeError(f"schedule: expected a jfa.schedule.Schedule or None, got {type(schedule).__name__}")
-    if not (step is None or isinstance(step, str) or hasattr(step, "name")):
+    if not (step is None or isinstance(step, str) or hasattr(step, "direction")):
         raise TypeError(f"step: expected a name, a step or None, got {type(step).__name__}")
+    if not (check is None or isinstance(check, bool)):
+        raise TypeError(f"check: expected True, False or None, got {check!r}")
+    return min(max_kv_len, LARGEST) if isinstance(max_kv_len, int) else max_kv_len
 
 
 # --------------------------------------------------------------------------------------------------- steps
@@ -258,12 +272,14 @@ def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> 
     )
 
 
-def _schedule(tensors):
+def _schedule(tensors, problem, kv_offsets, q_offsets, check):
     if not tensors:
         return None
     from jfa.schedule import Schedule
 
-    return Schedule.from_tensors(tensors)
+    schedule = Schedule.from_tensors(tensors)
+    schedule.check(problem, kv_offsets, q_offsets, values=check)
+    return schedule
 
 
 def _forward(
@@ -290,7 +306,8 @@ def _forward(
             jagged.check_offsets_values(q_offsets, q.shape[0], name="q_offsets")
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
-    options = {"schedule": _schedule(lists), "step": _find_step(step, name, "forward")}
+    schedule = _schedule(lists, problem, kv_offsets, q_offsets, check)
+    options = {"schedule": schedule, "step": _find_step(step, name, "forward")}
     with backends.running(name, q.device):
         return backends.module(name).forward(problem, q, k, v, kv_offsets, q_offsets, **options)
 
@@ -318,7 +335,7 @@ def _backward(
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
     options = {
-        "schedule": _schedule(lists),
+        "schedule": _schedule(lists, problem, kv_offsets, q_offsets, False),
         "step": _find_step(step, name, "backward"),
         "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
         "needs": tuple(needs),

@@ -147,7 +147,7 @@ class _Call:
 
     def __init__(self, q, k, kv_offsets, q_offsets, scale, causal, window, dtype):
         self.dtype = dtype or (torch.float64 if q.dtype == torch.float64 else torch.float32)
-        left, right = window
+        left, right = (None if side is not None and side < 0 else side for side in window)
         if causal:
             right = 0 if right is None else min(right, 0)
         self.rule = (q.shape[2] ** -0.5 if scale is None else scale, left, right)

@@ -1,6 +1,7 @@
 """The public function: its rules on every backend, what reaches a backend, and the errors of bad input."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from probes import TARGETS, exact_gradients, index_probe, need, oracle, same
 import jfa
 from jfa import attention, backends, jagged
 from jfa.jagged import lengths_to_offsets
+from jfa.schedule import make_schedule
 
 INF = math.inf
 LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 130, 0]
@@ -397,3 +399,53 @@ def test_signature_of_the_design():
         "q", "k", "v", "kv_offsets", "q_offsets", "scale", "causal", "window", "return_lse", "deterministic",
         "max_kv_len", "schedule", "backend", "step", "check",
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------- what a second pair of eyes found
+
+
+def _small(backend_dim=64):
+    draw = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(n, 1, backend_dim, generator=draw).bfloat16() for n in (5, 200, 200))
+    return q, k, v, jfa.jagged.lengths_to_offsets([70, 130])
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"causal": "no"}, TypeError, "causal: expected True or False"),
+        ({"return_lse": 1}, TypeError, "return_lse: expected True or False"),
+        ({"deterministic": "no"}, TypeError, "deterministic: expected True or False"),
+        ({"check": "yes"}, TypeError, "check: expected True, False or None"),
+        ({"scale": 10**400}, ValueError, "scale: expected a finite number"),
+        ({"step": Path("peeled")}, TypeError, "step: expected a name, a step or None"),
+    ],
+    ids=str,
+)
+def test_options_of_a_wrong_kind_are_named(options, error, words):
+    with pytest.raises(error, match=words):
+        jfa.jagged_flash_attention(*_small(), **options)
+
+
+def test_numbers_past_any_length_mean_unbounded():
+    q, k, v, offsets = _small()
+    wanted = jfa.jagged_flash_attention(q, k, v, offsets)
+    for options in ({"window": (2**70, 2**70)}, {"max_kv_len": 2**70}, {"window": (-1, -1)}):
+        assert torch.equal(jfa.jagged_flash_attention(q, k, v, offsets, **options), wanted)
+    exact, _ = jfa.reference.attention(q, k, v, offsets, window=(-1, -1))
+    torch.testing.assert_close(exact.bfloat16(), wanted, rtol=2**-7, atol=2**-9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "hopper", "blackwell"])
+@pytest.mark.parametrize("what", ["other lengths", "other batch", "other rows of q", "packed"])
+def test_a_schedule_of_another_call_is_refused(backend, what):
+    q, k, v, offsets = _small()
+    lengths = jfa.jagged.lengths_to_offsets
+    schedule = {
+        "other lengths": lambda: make_schedule((5, 200), lengths([130, 70])),
+        "other batch": lambda: make_schedule((5, 200), lengths([200])),
+        "other rows of q": lambda: make_schedule((300, 200), offsets),
+        "packed": lambda: make_schedule((5, 200), offsets, lengths([2, 3])),
+    }[what]()
+    with pytest.raises(ValueError, match="schedule: expected one made"):
+        jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, schedule=schedule)

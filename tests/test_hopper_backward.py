@@ -105,6 +105,26 @@ def test_a_neighbours_nan_stays_there():
             torch.testing.assert_close(other[keep], clean[keep], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", [None, *NAMES[:-1]])
+@pytest.mark.parametrize("backend", ["hopper", "blackwell"])
+def test_slack_rows_of_queries_and_keys_do_not_meet(backend, name):
+    """Rows behind the last offset, of q as well as of k and v: zero gradients, and nobody else notices."""
+    if name is not None and name not in [step.name for step in steps.BACKWARD[backend]]:
+        pytest.skip(f"{backend} has no step {name}")
+    draw = torch.Generator().manual_seed(0)
+    offsets = torch.tensor([0, 63], dtype=torch.int32)
+    found = []
+    for rows in (63, 70):
+        leaves = [torch.randn(70, 1, 64, generator=draw).bfloat16() for _ in range(3)]
+        draw.manual_seed(0)
+        leaves = [x[:rows].clone().requires_grad_() for x in leaves]
+        out = jfa.jagged_flash_attention(*leaves, offsets, offsets, backend=backend, step=name)
+        found.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    for short, long in zip(*found, strict=True):
+        assert torch.equal(short, long[:63])
+        assert (long[63:] == 0).all()
+
+
 def test_same_bits_when_asked():
     """deterministic=True: dq of a shared query block is the same in any order of execution."""
     inputs = tensors([0, 130, 64, 257, 5], 72)

@@ -63,7 +63,7 @@ class Keys:
             dout_end = q_end
             q_len = q_end - start
             stat = (start // self.BLOCK_M + sequence) * self.BLOCK_M
-        q_len = tl.where(kv_len > 0, q_len, 0)  # the rows behind the last offset are a sequence of no keys
+        q_len = tl.where(sequence < self.batch, q_len, 0)  # the keys behind the last offset meet no query
         return KeyTile(sequence, head, key, kv_row + kv_len, kv_len, q_end, dout_end, q_len, stat)
 
     @triton.jit

@@ -53,6 +53,39 @@ class Schedule:
         block_m, block_n, order, pruned = facts.tolist()
         return cls(*lists, block_m, block_n, ORDERS[order], bool(pruned))
 
+    def check(self, problem: Problem, kv_offsets, q_offsets, values: bool = False) -> None:
+        """Raise ValueError unless this schedule was made for such a call: device and shapes.
+
+        With ``values`` also the lengths, by making the lists again, for which the device is waited for.
+        """
+        batch, broadcast = problem.batch, problem.broadcast_q
+        rows = (problem.total_q, problem.total_kv)
+        if self.q_tiles.device != kv_offsets.device:
+            raise ValueError(f"schedule: expected on {kv_offsets.device}, got {self.q_tiles.device}")
+        wanted = (
+            *capacities(batch, *rows, self.block_m, self.block_n, broadcast),
+            0 if broadcast else batch + 2,
+        )
+        found = (self.q_tiles.shape[0], self.kv_tiles.shape[0], self.q_offsets.numel())
+        if found != wanted:
+            raise ValueError(
+                f"schedule: expected one made for {batch} sequences, {rows[0]} rows of "
+                f"{'shared' if broadcast else 'packed'} q and {rows[1]} of k: lists and offsets of {wanted} "
+                f"entries, got {found}"
+            )
+        if values:
+            again = _listed(kv_offsets, q_offsets, *rows, self.block_m, self.block_n, self.order, self.pruned)
+            for tiles, counts, mine, count in zip(
+                again[::2], again[1::2], (self.q_tiles, self.kv_tiles), (self.q_counts, self.kv_counts)
+            ):
+                used = int(counts[1])
+                if not torch.equal(counts, count) or not torch.equal(tiles[:used], mine[:used]):
+                    raise ValueError(
+                        "schedule: expected one made from these offsets, got one of other lengths"
+                    )
+            if not torch.equal(again[4], self.q_offsets):
+                raise ValueError("schedule: expected one made from these q_offsets, got one of other lengths")
+
 
 def make_schedule(
     shapes: Problem | tuple[int, int],

@@ -91,8 +91,9 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def tiles_for(problem, schedule, kv_offsets, q_offsets, block_n: int) -> Schedule:
-    """The caller's schedule if its key tiles have ``block_n`` rows in natural order, else one made here."""
-    if schedule is not None and schedule.block_n == block_n and schedule.order == "natural":
+    """The caller's schedule if its key tiles are those of this kernel, else one made here."""
+    wanted = (block_n, "natural", True)
+    if schedule is not None and (schedule.block_n, schedule.order, schedule.pruned) == wanted:
         return schedule
     return make_schedule(problem, kv_offsets, q_offsets, 128, block_n, order="natural", pruned=True)
 
