@@ -187,8 +187,6 @@ def _check_options(scale, max_kv_len, backend, schedule, step, check) -> int | N
     return min(max_kv_len, LARGEST) if isinstance(max_kv_len, int) else max_kv_len
 
 
-# --------------------------------------------------------------------------------------------------- steps
-
 _STEPS: dict[str, object] = {}
 
 
