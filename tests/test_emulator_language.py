@@ -44,9 +44,9 @@ def test_masks_others_and_program_ids():
 
 def test_an_access_past_the_end_is_a_finding():
     with pytest.raises(emulator.EmulationError), emulator.emulate() as e:
-        masked_copy[(4,)](normal(100), torch.zeros(100), 128, BLOCK=32)
+        masked_copy[(4,)](normal(100), torch.zeros(129), 128, BLOCK=32)
     finding = e.reports[0].errors()[0]
-    assert finding.kind == "out of bounds" and "x" in finding.message and finding.line is not None
+    assert finding.kind == "out of bounds" and "access to x" in finding.message and finding.line is not None
 
 
 @triton.jit

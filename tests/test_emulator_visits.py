@@ -1,10 +1,11 @@
-"""A CTA that reaches into a cluster neighbour's shared memory must do so before the neighbour exits."""
+"""Whatever reaches into a CTA's shared memory, a neighbour or a copy, must do so before the CTA exits."""
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa import emulator
 
@@ -46,3 +47,151 @@ def test_a_wait_or_a_cluster_barrier_at_the_end_orders_it(seed):
     assert findings(seed, WAIT=True, MEET=False) == []
     assert findings(seed, WAIT=False, MEET=True) == []
     assert findings(seed, WAIT=True, MEET=True) == []
+
+
+TILE = 64
+POLICIES = ("random", "eager", "lazy")
+
+
+@triton.jit
+def pipeline(x, y, n, EXTRA: tl.constexpr, DEPTH: tl.constexpr, T: tl.constexpr):
+    """Doubles n tiles; the producer loads EXTRA more, which nobody waits for."""
+    tiles = tlx.local_alloc((T, T), tl.float32, DEPTH)
+    full = tlx.alloc_barriers(DEPTH)
+    empty = tlx.alloc_barriers(DEPTH)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            for i in range(n):
+                tlx.barrier_wait(full[i % DEPTH], (i // DEPTH) & 1)
+                y.store([i * T, 0], tlx.local_load(tiles[i % DEPTH]) * 2)
+                tlx.barrier_arrive(empty[i % DEPTH], 1)
+        with tlx.async_task(num_warps=1):
+            for i in range(n + EXTRA):
+                tlx.barrier_wait(empty[i % DEPTH], ((i // DEPTH) & 1) ^ 1)
+                tlx.barrier_expect_bytes(full[i % DEPTH], T * T * 4)
+                tlx.async_descriptor_load(x, tiles[i % DEPTH], [i * T, 0], full[i % DEPTH])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_load_that_nobody_waits_for(policy, depth):
+    """Found by order: under the policy "eager" the copy lands at once, and the numbers are right."""
+    for extra in (0, 1):
+        x = torch.randn(5 * TILE, TILE)
+        y = torch.zeros_like(x)
+        views = [TensorDescriptor.from_tensor(t, [TILE, TILE]) for t in (x, y)]
+        with emulator.emulate(policy=policy, seed=depth) as emulation:
+            pipeline[(1,)](*views, 5, EXTRA=extra, DEPTH=depth, T=TILE)
+        assert torch.equal(y, 2 * x)
+        found = emulation.errors()
+        assert [finding.kind for finding in found] == ["unwaited load"] * extra
+    assert found[0].message.startswith("tma_load of task1")
+    assert f"writes tiles[{5 % depth}]" in found[0].message
+    assert "async_descriptor_load" in pipeline.raw_src[found[0].line - pipeline.starting_line_number]
+
+
+@triton.jit
+def send(out, HOW: tl.constexpr, WAIT: tl.constexpr, MEET: tl.constexpr, T: tl.constexpr):
+    """Each CTA of a pair puts a tile into the other's shared memory."""
+    inbox = tlx.local_alloc((T, T), tl.float32, 1)
+    outbox = tlx.local_alloc((T, T), tl.float32, 1)
+    full = tlx.alloc_barriers(1)
+    rank = tlx.cluster_cta_rank()
+    tile = tl.full((T, T), 1.0, tl.float32)
+    tlx.local_store(outbox[0], tile)
+    tlx.fence("async_shared")
+    tlx.barrier_expect_bytes(full[0], T * T * 4)
+    tlx.cluster_barrier()
+    if HOW == "store":
+        tlx.async_remote_shmem_store(inbox[0], tile, 1 - rank, full[0])
+    else:
+        tlx.async_remote_shmem_copy(inbox[0], outbox[0], 1 - rank, full[0])
+    if WAIT:
+        tlx.barrier_wait(full[0], 0)
+    if MEET:
+        tlx.cluster_barrier()
+    tl.store(out + rank, rank)
+
+
+@triton.jit
+def multicast(x, out, WAITERS: tl.constexpr, MEET: tl.constexpr, T: tl.constexpr):
+    """CTA 0 loads a tile for both; WAITERS of the two wait for it."""
+    inbox = tlx.local_alloc((T, T), tl.float32, 1)
+    full = tlx.alloc_barriers(1)
+    rank = tlx.cluster_cta_rank()
+    tlx.barrier_expect_bytes(full[0], T * T * 4)
+    tlx.cluster_barrier()
+    if rank == 0:
+        tlx.async_descriptor_load(x, inbox[0], [0, 0], full[0], multicast_targets=[0, 1])
+    if rank < WAITERS:
+        tlx.barrier_wait(full[0], 0)
+    if MEET:
+        tlx.cluster_barrier()
+    tl.store(out + rank, rank)
+
+
+def pair(kernel, *args, policy="random", **roles):
+    """Findings of one launch on a cluster of two."""
+    with emulator.emulate(policy=policy) as emulation:
+        kernel[(2,)](
+            *args, torch.zeros(2, dtype=torch.int32), ctas_per_cga=(2, 1, 1), num_warps=4, T=TILE, **roles
+        )
+    return emulation.errors()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("how", ["store", "copy"])
+def test_what_is_sent_to_a_neighbour_is_waited_for(policy, how):
+    assert pair(send, policy=policy, HOW=how, WAIT=True, MEET=False) == []
+    for meet in (False, True):  # a cluster barrier alone does not wait for copies in flight
+        (found,) = pair(send, policy=policy, HOW=how, WAIT=False, MEET=meet)
+        assert found.kind == "unwaited load"
+        assert f"dsmem_{how} of main" in found.message
+        assert "writes inbox[0] of cluster CTA" in found.message
+        assert found.count == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_multicast_is_waited_for_by_everybody(policy):
+    x = TensorDescriptor.from_tensor(torch.randn(TILE, TILE), [TILE, TILE])
+    assert pair(multicast, x, policy=policy, WAITERS=2, MEET=False) == []
+    for meet in (False, True):  # the barrier of CTA 0 knows nothing of the bytes that go to CTA 1
+        (found,) = pair(multicast, x, policy=policy, WAITERS=1, MEET=meet)
+        assert found.kind == "unwaited load"
+        assert "writes inbox[0] of cluster CTA 1" in found.message
+
+
+@triton.jit
+def bulk(x, out, FROM: tl.constexpr, TO: tl.constexpr, INSIDE: tl.constexpr, N: tl.constexpr):
+    """Copies N elements through shared memory with bulk copies."""
+    line = tlx.local_alloc((N + 16,), tl.float32, 1)
+    full = tlx.alloc_barriers(1)
+    part = tlx.local_slice(line[0], [INSIDE], [N])
+    tlx.barrier_expect_bytes(full[0], N * 4)
+    tlx.async_load(x + FROM, part, bulk=True, barrier=full[0])
+    tlx.barrier_wait(full[0], 0)
+    tlx.async_store(out + TO, part, N * 4)
+    tlx.async_descriptor_store_wait(0)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (dict(FROM=4, TO=8, INSIDE=4, N=48), None),
+        (dict(FROM=1, TO=8, INSIDE=4, N=48), "bulk load of .*: its global address, 4 bytes into x"),
+        (dict(FROM=4, TO=2, INSIDE=4, N=48), "bulk store of .*: its global address, 8 bytes into out"),
+        (dict(FROM=4, TO=8, INSIDE=3, N=48), "bulk load of .*: its shared address, 12 bytes into line"),
+        (dict(FROM=4, TO=8, INSIDE=4, N=46), "bulk load of .*: its size, 184 bytes"),
+    ],
+)
+def test_bulk_copies_move_lines_of_16_bytes(places, said):
+    x, out = torch.randn(96), torch.zeros(96)
+    with emulator.emulate() as emulation:
+        if said is None:
+            bulk[(1,)](x, out, **places)
+            assert emulation.errors() == []
+            assert torch.equal(out[8:56], x[4:52])
+            return
+        with pytest.raises(TypeError, match=said + ".* no multiple of 16 bytes"):
+            bulk[(1,)](x, out, **places)
+    assert [finding.kind for finding in emulation.errors()] == ["illegal kernel"]

@@ -69,7 +69,9 @@ def clc_producer(context, p_producer=None, multi_ctas=False, k=0):
             peer.clc.responses.slots[k].value = head
             peer.clc.full.bars[k].complete_bytes(ANSWER_BYTES, op.clock, op.site, ("o", op.id))
 
-    machine.issue("clc", f"clc[{k}]", run, info=dict(bytes=ANSWER_BYTES))
+    op = machine.issue("clc", f"clc[{k}]", run, info=dict(bytes=ANSWER_BYTES))
+    for peer in peers:
+        cta.group.visits.note_copy(peer, op, f"writes {op.label}")
 
 
 def clc_consumer(context, p_consumer=None, multi_ctas=False, k=0, return_3d=False):

@@ -1,8 +1,9 @@
 """tlx: asynchronous copies - TMA loads, stores and reductions, bulk and cp.async copies, DSMEM.
 
 Every copy is issued now and executed when the scheduler completes it. A TMA store has two stages: it first
-reads its source in shared memory, then writes global memory. Not modelled: the 16-byte rules on addresses
-inside shared memory, cache hints (accepted, ignored), the split of a large box into several copies.
+reads its source in shared memory, then writes global memory. A bulk copy moves lines of 16 bytes between
+aligned addresses; a tensor is taken to be aligned itself. Not modelled: the alignment of boxes in shared
+memory, cache hints (accepted, ignored), the split of a large box into several copies.
 """
 
 import numpy as np
@@ -17,6 +18,8 @@ from .tile import as_tensor
 from .tile_typing import KernelTypeError
 from .tl_memory import resolve
 from .tlx_barriers import holds
+
+LINE = 16  # bytes
 
 
 def _core(shape):
@@ -66,7 +69,7 @@ def async_descriptor_load(
         if two_ctas:
             bar = barrier_on(bar, cta.cluster[peer.rank & ~1])
         op = _issue_load(machine, desc, result.on(peer), offsets, bar)
-        _visit(peer, op, f"multicasts into {op.label}")
+        _visit(peer, op)
         if peer is targets[0]:
             machine.globals.op_access("R", op, desc.ptr.ptr, _global_window(desc, offsets))
     CTX.count("tma_load_bytes", result.nbytes)
@@ -197,8 +200,7 @@ def async_load(
 
 def _bulk_load(machine, src, result, bulk_size, bar):
     nbytes = int(bulk_size) if bulk_size is not None else result.nbytes
-    if nbytes % 16:
-        raise KernelTypeError(f"bulk copy into {result.label}: {nbytes} bytes is no multiple of 16")
+    _check_lines("load", nbytes, src, result)
     count = nbytes // result.dtype.itemsize
     start = int(src.d)
     flat = src.ptr.flat
@@ -213,7 +215,20 @@ def _bulk_load(machine, src, result, bulk_size, bar):
         )
     info = dict(bytes=nbytes, bar=bar.label, phase=bar.phase)
     op = machine.issue("bulk_load", result, run, writes=[result], info=info)
+    _visit(machine.cur.cta, op)
     machine.globals.op_access("R", op, src.ptr, (start, (count,), (1,)))
+
+
+def _check_lines(what, nbytes, pointer, buffer):
+    """Size and both addresses of a bulk copy are multiples of 16 bytes."""
+    start = int(pointer.d) * pointer.ptr.flat.itemsize
+    for value, part in (
+        (nbytes, f"its size, {nbytes} bytes,"),
+        (start, f"its global address, {start} bytes into {pointer.ptr.name},"),
+        (buffer.offset, f"its shared address, {buffer.offset} bytes into {buffer.alloc.name},"),
+    ):
+        if value % LINE:
+            raise KernelTypeError(f"bulk {what} of {buffer.label}: {part} is no multiple of {LINE} bytes")
 
 
 def async_load_commit_group(tokens=()):
@@ -227,6 +242,7 @@ def async_load_wait_group(pendings, tokens=()):
 def async_store(dst_global_ptr, src_smem, size):
     """Bulk copy of `size` bytes from shared to global memory."""
     machine = CTX.machine
+    _check_lines("store", int(size), dst_global_ptr, src_smem)
     count = int(size) // src_smem.dtype.itemsize
     start = int(dst_global_ptr.d)
     target = dst_global_ptr.ptr
@@ -247,8 +263,8 @@ def async_store(dst_global_ptr, src_smem, size):
 
 
 # ---- distributed shared memory
-def _visit(peer, op, what):
-    op.task.cta.group.visits.note(peer, op.task, op.slot, op.epoch, what, op.line)
+def _visit(peer, op):
+    op.task.cta.group.visits.note_copy(peer, op, f"writes {op.label}")
 
 
 def _peer(rank):
@@ -279,7 +295,7 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
         bar.complete_bytes(buffer.nbytes, op.clock, op.site, ("o", op.id))
 
     op = machine.issue("dsmem_store", buffer, run, writes=[buffer], info=dict(bytes=buffer.nbytes))
-    _visit(peer, op, f"stores to {buffer.label}")
+    _visit(peer, op)
 
 
 def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
@@ -296,4 +312,4 @@ def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
     op = machine.issue(
         "dsmem_copy", buffer, run, reads=[src], writes=[buffer], info=dict(bytes=buffer.nbytes)
     )
-    _visit(peer, op, f"copies to {buffer.label}")
+    _visit(peer, op)
