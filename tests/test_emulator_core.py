@@ -393,6 +393,56 @@ def test_the_architecture_is_checked():
         run(too_much, const=dict(ROWS=128, COLUMNS=128, NUM=1, TENSOR=True), arch="sm_90")
 
 
+def test_an_unknown_architecture_is_refused():
+    for arch in ("sm_80", "hopper", "sm_103", 90):
+        with pytest.raises(ValueError, match="arch must be one of None, sm_90, .*got"):
+            emulate(arch=arch)
+        with pytest.raises(ValueError, match="arch must be one of"):
+            emulator.launch(named, (1,), (torch.zeros(1), 256), arch=arch)
+    for arch in (None, "sm_90", "sm90", "sm_100", "sm100"):
+        out = torch.zeros(1, dtype=torch.int32)
+        assert run(named, out, const=dict(THREADS=256), arch=arch).findings == []
+
+
+@triton.jit
+def turns_round(out, n, HOW: tl.constexpr):
+    i = 0
+    if HOW == "range":
+        for k in range(n):
+            i += k & 1
+    elif HOW == "while":
+        while i >= 0:
+            i = i & 1
+    elif HOW == "passed":
+        bars = tlx.alloc_barriers(1)
+        while tlx.thread_id(0) + i >= 0:
+            tlx.barrier_wait(bars[0], 1)
+    else:
+        while i < n:
+            i += 1
+    tl.store(out, i)
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [("range", "for k in range"), ("while", "while i >= 0"), ("passed", "while tlx.thread_id")],
+)
+@pytest.mark.parametrize("options", [{}, {"max_steps": 1000}], ids=["default", "max_steps"])
+def test_a_loop_that_never_ends_is_found_at_its_line(how, line, options):
+    out = torch.zeros(1, dtype=torch.int32)
+    with emulate(preempt=0, **options) as e, pytest.raises(emulator.EndlessError, match="turns"):
+        turns_round[(1,)](out, 2**31 - 1, HOW=how)
+    (found,) = e.errors()
+    assert (found.kind, found.line) == ("endless", line_of(turns_round, line))
+
+
+def test_loops_that_end_may_be_long():
+    out = torch.zeros(1, dtype=torch.int32)
+    for how, value in (("range", 2500), ("counted", 5000)):
+        assert run(turns_round, out, 5000, const=dict(HOW=how), max_steps=1000).findings == []
+        assert out.item() == value
+
+
 @triton.jit
 def named(out, THREADS: tl.constexpr):
     with tlx.async_tasks():

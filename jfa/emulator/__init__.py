@@ -16,7 +16,7 @@ _MISSING = [_name for _name in ("greenlet", "ml_dtypes", "threadpoolctl") if _fi
 
 if not _MISSING:
     from .emulate import active, emulate
-    from .errors import CapacityError, DeadlockError, EmulationError, UnknownConstruct
+    from .errors import CapacityError, DeadlockError, EmulationError, EndlessError, UnknownConstruct
     from .kernels import mutated
     from .launch import launch
     from .report import Finding, Report
@@ -40,6 +40,7 @@ __all__ = [
     "CapacityError",
     "DeadlockError",
     "EmulationError",
+    "EndlessError",
     "Finding",
     "Report",
     "UnknownConstruct",

@@ -8,7 +8,7 @@ back.
 import threading
 
 from .context import CTX
-from .launch import launch
+from .launch import check_options, launch
 from .report import Report
 
 _LOCK = threading.Lock()
@@ -62,7 +62,8 @@ def _unpatch():
 class emulate:
     """Context manager: kernel[grid](...) in unmodified host code runs on the emulator.
 
-    arch: "sm_90" or "sm_100" to also check that the architecture has what the kernel uses, None for either.
+    arch: "sm_90" or "sm_100" to also check that the architecture has what the kernel uses, None for either;
+    ValueError for another.
     policy: when asynchronous effects land: "random" (by `seed`), "eager" or "lazy". checks: happens-before
     checks (races, uninitialised reads, ...); deadlocks are found either way. trace: records events. preempt:
     probability that a task yields at a synchronization point. resident: clusters that run interleaved, the
@@ -74,6 +75,7 @@ class emulate:
     """
 
     def __init__(self, arch=None, policy="random", seed=0, checks=True, trace=False, **options):
+        check_options(arch, policy)
         self.options = dict(arch=arch, policy=policy, seed=seed, checks=checks, trace=trace, **options)
         self.reports = []
 

@@ -17,5 +17,9 @@ class CapacityError(EmulationError):
     """An allocation exceeds what one CTA can have of tensor memory or shared memory."""
 
 
+class EndlessError(EmulationError):
+    """A loop of the kernel, or the whole launch, takes more turns than any that ends."""
+
+
 class UnknownConstruct(EmulationError, NotImplementedError):
     """A construct that the emulator does not know; the launch adds the kernel's line to the message."""

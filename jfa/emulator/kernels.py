@@ -134,13 +134,14 @@ class Kernel:
 
 
 def _builtins():
-    from . import names, tl_ops
+    from . import names, tl_control, tl_ops
 
     return {
         "__builtins__": builtins,
         "__setname": _set_name,
         "__label": names.label_aggregate,
         "__value": _value,
+        "__turns": tl_control.while_turns,
         "range": tl_ops.range,
         "min": names.builtin_min,
         "max": names.builtin_max,

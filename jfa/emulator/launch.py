@@ -10,7 +10,7 @@ from .arguments import Arguments
 from .blas import one_blas_thread
 from .context import CTX
 from .descriptor import OutOfBounds
-from .errors import CapacityError, DeadlockError, EmulationError, UnknownConstruct
+from .errors import CapacityError, DeadlockError, EmulationError, EndlessError, UnknownConstruct
 from .kernels import base_function, kernel, reachable, traceback_line
 from .machine import Machine
 from .names import map_value
@@ -28,6 +28,7 @@ UNKNOWN = (
 KINDS = (
     (UnknownConstruct, "unknown construct"),
     (CapacityError, "capacity"),
+    (EndlessError, "endless"),
     (OutOfBounds, "out of bounds"),
     (KernelTypeError, "illegal kernel"),
 )
@@ -80,6 +81,15 @@ def bind(k, args, kwargs):
     return bound
 
 
+def check_options(arch, policy):
+    """Raises ValueError for an architecture or a policy that the emulator does not know."""
+    if arch not in ARCHITECTURES:
+        known = ", ".join(str(name) for name in ARCHITECTURES)
+        raise ValueError(f"arch must be one of {known}, got {arch!r}")
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+
+
 def launch(
     k,
     grid,
@@ -99,12 +109,12 @@ def launch(
 ):
     """Runs kernel[grid](*args, **kwargs) in the emulator and returns its Report.
 
-    Raises DeadlockError, or another EmulationError, when the kernel cannot go on; an exception of the kernel
-    itself (device_assert, out-of-bounds access, a type error) passes through with the kernel's line added as
-    a note.
+    max_steps: scheduler steps of the launch; a single loop is bounded too (machine.py). Raises ValueError for
+    an unknown arch or policy, and DeadlockError, or another EmulationError, when the kernel cannot go on; an
+    exception of the kernel itself (device_assert, out-of-bounds access, a type error) passes through with the
+    kernel's line added as a note.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    check_options(arch, policy)
     report = Report() if report is None else report
     kwargs = configure(k, args, kwargs or {}, pick)
     root = kernel(k)
@@ -124,7 +134,7 @@ def launch(
         checks,
         preempt,
         trace,
-        ARCHITECTURES.get(arch, arch),
+        ARCHITECTURES[arch],
     )
     machine.prepare(lambda: root(**call), lambda: reachable(root, call.values()))
     for function in machine.functions():

@@ -15,7 +15,7 @@ from greenlet import getcurrent
 from .agents import Group, Task, Wait
 from .deadlock import check_byte_counts, describe_deadlock, unsettled_barriers
 from .engines import Engines
-from .errors import EmulationError
+from .errors import EmulationError, EndlessError
 from .global_order import GlobalOrder
 from .kernels import user_line
 from .memory import SMEM_BYTES, TMEM_COLUMNS, TMEM_PITCH
@@ -27,6 +27,8 @@ from .trace import Tracer
 RESIDENT = 8  # clusters that run interleaved
 RESIDENT_WITH_CLC = 2
 COMPLETE_SHARE = 0.15  # random policy: share of steps that complete an operation while tasks could run
+LOOP_TURNS = 2**18  # turns of one loop of a kernel; with a smaller max_steps that many, but at least the next
+LEAST_LOOP_TURNS = 10_000
 IDLE_POLLS = 5_000  # polls of every task without any progress: a livelock
 
 
@@ -70,6 +72,7 @@ class Machine:
         self.many_ctas = grid != (1, 1, 1)
         self._sequence = 0
         self._idle_polls = 0
+        self.loop_turns = LOOP_TURNS
         self.since_completion = 0
 
     # ---- run
@@ -84,10 +87,11 @@ class Machine:
         self.queue = collections.deque(heads)
         self.cluster = cluster
         self.resident = resident
+        self.loop_turns = max(LEAST_LOOP_TURNS, min(LOOP_TURNS, max_steps))
         while self.tasks or self.runnable or self.queue:
             self.steps += 1
             if self.steps > max_steps:
-                raise EmulationError(f"more than {max_steps} scheduler steps", self.findings.list)
+                raise EndlessError(f"more than {max_steps} scheduler steps", self.findings.list)
             self.step()
         check_byte_counts(self, self.unsettled)
 

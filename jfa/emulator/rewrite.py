@@ -8,6 +8,7 @@
 - An assignment from an allocation tells the allocation the name of its target, for messages; so does one from
   a call
   that may return an aggregate (a ring) holding allocations.
+- A while loop counts its turns, so that one that never ends is an error.
 - `x.value` works on constexprs, which are plain values here.
 Line numbers stay those of the original file.
 """
@@ -47,6 +48,7 @@ class Rewriter(ast.NodeTransformer):
     def __init__(self, first_line=1):
         self.first_line = first_line
         self.tasks = 0
+        self.loops = 0
         self.outer = set()
 
     def visit_FunctionDef(self, node):
@@ -88,6 +90,14 @@ class Rewriter(ast.NodeTransformer):
         if node.value is None:
             return None
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def visit_While(self, node):
+        self.generic_visit(node)
+        self.loops += 1
+        name = f"__turn_{self.loops}"
+        start = ast.parse(f"{name} = __turns()").body[0]
+        node.body.insert(0, ast.copy_location(ast.Expr(_call(name)), node))
+        return [ast.copy_location(start, node), node]
 
     def visit_Call(self, node):
         self.generic_visit(node)

@@ -1,7 +1,8 @@
 """Loops, compile-time checks, hints and debugging of the emulated triton.language.
 
 Options of loops and hints steer the compiler's schedule; they are accepted and have no effect here, except
-that tl.assume is checked.
+that tl.assume is checked. A loop may take a bounded number of turns (see machine.py): one that never ends, or
+whose bound is garbage, is an error at its line.
 """
 
 import builtins
@@ -10,6 +11,7 @@ import numpy as np
 
 from . import dtypes as D
 from .context import CTX
+from .errors import EndlessError
 from .tile import Tensor, as_tensor
 from .tile_typing import KernelTypeError, promote_integers
 
@@ -27,6 +29,31 @@ __all__ = [
     "static_print",
     "static_range",
 ]
+
+
+def check_turns(turns):
+    """Refuses a counted loop (a range of Python integers) that is longer than the launch allows."""
+    machine = CTX.machine
+    if machine is not None and turns[machine.loop_turns :]:
+        raise EndlessError(
+            f"a loop from {turns.start} to {turns.stop} in steps of {turns.step} "
+            f"takes more than {machine.loop_turns} turns"
+        )
+
+
+def while_turns():
+    """What the rewritten source calls at every turn of one execution of a while loop."""
+    machine = CTX.machine
+    limit = None if machine is None else machine.loop_turns
+    turns = 0
+
+    def turn():
+        nonlocal turns
+        turns += 1
+        if turns == limit:
+            raise EndlessError(f"a while loop takes more than {limit} turns: does it end?")
+
+    return turn
 
 
 class range:
@@ -60,11 +87,13 @@ class range:
     def __iter__(self):
         low, high = self.bounds
         step = int(self.step)
+        turns = builtins.range(int(low), int(high), step)
+        check_turns(turns)
         dtype = D.int32
         for value in (low, high, self.step):
             dtype = promote_integers(dtype, as_tensor(value).dtype)
         payload = dtype.payload.type
-        for i in builtins.range(int(low), int(high), step):
+        for i in turns:
             yield Tensor(payload(i), dtype)
 
 
@@ -77,6 +106,7 @@ class static_range:
             if isinstance(value, Tensor):
                 raise KernelTypeError("static_range's arguments must be tl.constexpr")
         self.values = builtins.range(low, high, 1 if step is None else step)
+        check_turns(self.values)
 
     def __iter__(self):
         return iter(self.values)
