@@ -237,5 +237,7 @@ def test_the_dispatcher_looks_at_shapes_alone():
     assert chosen().name == "stationary"
     assert chosen(True, total_q=512).name == "stationary"
     assert chosen(True, heads_kv=2) is None
+    assert chosen(total_q=512).name == "two_cta"
+    assert chosen(total_q=512, total_kv=300).name == "peeled"
     for change in (dict(total_q=512), dict(heads_kv=2), dict(window_left=3), dict(broadcast_q=False)):
         assert chosen(**change).name != "stationary"

@@ -31,8 +31,13 @@ def find_step(problem: Problem, step: Step | str | None, deterministic: bool) ->
     if deterministic and not isinstance(step, BlackwellStationary):
         return named["stationary"] if on_chip else None
     if step is None:
-        # Dearer than a reduction when K and V must be read once more for every 128 rows.
-        step = named["stationary"] if on_chip and problem.total_q <= ROWS.value else general[-1]
+        # Reasoned, not measured: beyond 128 rows dQ on chip reads K and V again for each block of rows, and
+        # a pair's tile of 256 keys is mostly padding where sequences are shorter than that.
+        alone = [known for known in general if known.name != "two_cta"]
+        longer = problem.total_kv > 2 * ROWS.value * problem.batch
+        step = general[-1] if longer else alone[-1]
+        if on_chip and problem.total_q <= ROWS.value:
+            step = named["stationary"]
     return step
 
 
