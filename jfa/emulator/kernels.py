@@ -54,6 +54,12 @@ def kernel(k):
         return found
 
 
+def known():
+    """Every jit function that has an emulated form so far."""
+    with _LOCK:
+        return list(_CACHE.values())
+
+
 def _set_name(name):
     CTX.machine.next_name = name
 

@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 
+from . import kernels
 from .arguments import Arguments
 from .emulate import emulate
-from .kernels import kernel
 from .mutants import Program
 from .names import map_value
 
@@ -51,13 +51,16 @@ def options_of(target, policy, seed):
 
 
 def mutants(target):
-    """Every Mutant of a target's kernel, found by one clean run."""
+    """Every Mutant of a target's kernel, in the functions that one clean run calls."""
+    target.run  # noqa: B018  (inputs may need launches of their own)
+    for function in kernels.known():
+        function.code = None  # compiled again when called, so that only what this run calls has code
     with _Watched(**options_of(target, "eager", 0)) as emulation:
         target.run()
     found = []
     seen = set()
     for k, args, kwargs in emulation.launched:
-        root = kernel(k)
+        root = kernels.kernel(k)
         if root in seen or (target.kernel and root.__name__ != target.kernel):
             continue
         seen.add(root)

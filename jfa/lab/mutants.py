@@ -98,7 +98,7 @@ def _own():
         for step in ("peeled", "two_cta", "stationary"):
             if step not in {known.name for known in steps.BACKWARD[arch]}:
                 continue
-            calls = [MANY_SEQUENCES, MANY_ROWS] if step == "stationary" else [PACKED]
+            calls = [BROADCAST, MANY_SEQUENCES, MANY_ROWS] if step == "stationary" else [PACKED]
             calls = [(facts | {"dim": 128}, rule) for facts, rule in calls]  # dK leaves through the tile of K
             name = f"{arch}_backward_{step}"
             options = few if arch == "blackwell" else {}
