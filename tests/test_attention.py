@@ -449,3 +449,13 @@ def test_a_schedule_of_another_call_is_refused(backend, what):
     }[what]()
     with pytest.raises(ValueError, match="schedule: expected one made"):
         jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, schedule=schedule)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "hopper", "blackwell"])
+def test_a_scale_too_small_for_float32_is_zero(backend):
+    q, k, v, offsets = _small()
+    out = jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=1e-300)
+    means = torch.stack([v[:70].float().mean(0), v[70:].float().mean(0)])[:, None]
+    torch.testing.assert_close(out.float(), means.expand_as(out), rtol=2**-7, atol=2**-7)
+    with pytest.raises(ValueError, match="scale: expected a finite number"):
+        jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=1e39)
