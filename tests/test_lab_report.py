@@ -419,3 +419,27 @@ def test_capture_ends_with_its_block():
         with capture_launches():
             raise KeyError
     assert (kind.run, kind.__getitem__, "__getitem__" in vars(kind)) == before
+
+
+WIDTH = tl.constexpr(128)
+
+
+@triton.jit
+def _wide(x):
+    i = tl.arange(0, WIDTH)
+    tl.store(x + i, tl.load(x + i) + 1)
+
+
+@triton.jit
+def _widely(x):
+    _wide(x)
+
+
+@pytest.mark.parametrize("kernel", [_wide, _widely], ids=["own", "reached"])
+def test_a_constant_bound_anew_gives_a_new_report(kernel, monkeypatch):
+    def width():
+        return compile_report(kernel, {"x": "*fp32"}, {}, "sm_90").text("ttir").count("128xf32")
+
+    assert width() > 0
+    monkeypatch.setitem(globals(), "WIDTH", tl.constexpr(4096))
+    assert width() == 0

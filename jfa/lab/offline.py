@@ -99,6 +99,7 @@ def _key(source, target, options):
         sorted((path, _content(value)) for path, value in source.constants.items()),
         sorted(source.attrs.items()),
         sorted((name, code.source(helper)) for name, helper in helpers.items()),
+        code.constants(source.fn),
         tools,
         sorted(settings.items()),
         *(Path(module.__file__).read_text() for module in (toolchain, launches)),

@@ -179,6 +179,20 @@ def reachable(fn, found=None):
     return found
 
 
+def constants(fn):
+    """Global constants that a jit function, or what it reaches, reads: (full name, value) as they are now."""
+    found = {}
+    for name, member in {"": fn, **reachable(fn)}.items():
+        for one in getattr(member, "hash_attrs", [member]):
+            plain = getattr(one, "fn", one)
+            code, scope = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+            for used in code.co_names if code is not None else ():
+                value = scope.get(used)
+                if type(value).__name__ == "constexpr" or isinstance(value, (bool, int, float, str, tuple)):
+                    found[f"{name}:{used}"] = repr(value)
+    return sorted(found.items())
+
+
 def _code_of(step):
     """(roles by field path, helpers by full name that roles reach and that are no roles)."""
     roles = {path: value for path, value in _parts(step).items() if _is_code(value)}
