@@ -175,7 +175,7 @@ def test_tables_print():
 
 
 def test_claims_hold_or_raise_and_are_counted(capsys):
-    before = check.claims_checked()
+    before, failed = check.claims_checked(), len(check.claims()["failed"])
     check.claim("two is more than one", 2 > 1)
     check.claim("arrays count", np.array([3.0]).max() == 3)
     check.claim("tensors count", torch.ones(1).all())
@@ -185,5 +185,7 @@ def test_claims_hold_or_raise_and_are_counted(capsys):
     with pytest.raises(TypeError, match="bool"):
         check.claim("not a condition", "text")
     with pytest.raises(TypeError, match="text first"):
-        check.claim(1 < 2, "swapped")
+        check.claim(1 > 2, "swapped")
     assert check.claims_checked() == before + 3
+    assert check.claims()["held"][before] == "two is more than one"
+    assert check.claims()["failed"][failed:] == ["one is more than two", "not a condition", "False"]

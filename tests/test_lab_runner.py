@@ -5,7 +5,9 @@ import pytest
 
 from jfa.lab import notebooks, runner
 
-CLAIM = "print('claim holds: one is one')"
+CLAIM = "from jfa.lab.check import claim\nclaim('one is one', 1 == 1)"
+
+CATCH = "try:\n    claim('two is one', "
 
 
 def write(path, *cells, parameters="QUICK = False"):
@@ -70,13 +72,61 @@ def test_two_tagged_cells_are_refused(tmp_path):
         ((CLAIM, "import os\nos._exit(3)", CLAIM), "DeadKernelError"),
         ((CLAIM, "import sys\nsys.exit(0)", CLAIM), "last cell did not run"),
         (("1 + 1",), "no claim was checked"),
+        (("print('claim holds: all of it')",), "no claim was checked"),
+        (
+            (CLAIM, "claim('two is one', 2 == 1)", CLAIM),
+            "cell 2: ClaimError: claim does not hold: two is one",
+        ),
+        ((CLAIM, f"{CATCH}2 == 1)\nexcept AssertionError:\n    pass", CLAIM), "caught: two is one"),
+        ((CLAIM, f"{CATCH}'yes')\nexcept TypeError:\n    pass"), "caught: two is one"),
     ],
-    ids=["error", "unknown magic", "failed magic", "dead kernel", "sys.exit", "no claim"],
+    ids=[
+        "error",
+        "unknown magic",
+        "failed magic",
+        "dead kernel",
+        "sys.exit",
+        "no claim",
+        "printed claim",
+        "failed claim",
+        "caught claim",
+        "claim of no condition",
+    ],
 )
 def test_what_fails_is_reported(tmp_path, cells, message):
     result = run(write(tmp_path / "a.ipynb", *cells))
     assert not result.passed
     assert any(message in problem for problem in result.problems), result.problems
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "!false",
+        "files = !ls nothing",
+        "if True:\n    !false",
+        "%%bash\nfalse",
+        "%ls nothing",
+        "1 + 1?",
+        "get_ipython().system('false')",
+        "from IPython import get_ipython as shell",
+    ],
+)
+def test_what_is_no_plain_python_is_refused_before_it_runs(tmp_path, source):
+    """A shell command that fails raises nothing, so the notebook would pass."""
+    path = write(tmp_path / "a.ipynb", "open('ran.txt', 'w').close()", source, CLAIM)
+    (problem,) = run(path).problems
+    assert problem.startswith("cell 2: ") and "shell command" in problem
+    assert not (tmp_path / "ran.txt").exists()
+    assert problem in notebooks.check(path)
+
+
+def test_the_cell_that_asks_for_the_claims_leaves_no_trace(tmp_path):
+    path = write(tmp_path / "a.ipynb", "print('before')", CLAIM)
+    assert run(path, write=True).passed
+    assert [cell.source for cell in notebooks.read(path).cells] == ["QUICK = False", "print('before')", CLAIM]
+    assert "vnd.jfa" not in path.read_text()
+    assert [cell.execution_count for cell in notebooks.read(path).cells] == [1, 2, 3]
 
 
 def test_a_cell_that_hangs_ends_at_the_timeout(tmp_path):

@@ -24,11 +24,16 @@ class ClaimError(AssertionError):
     """A notebook's claim does not hold."""
 
 
-_claims = []
+_claims = []  # [text, whether it held] of every call of claim in this process
 
 
 def claim(text, condition):
-    """Print that a claim holds, or raise ClaimError; ``condition`` is a bool, also as an array or tensor."""
+    """Print that a claim holds, or raise ClaimError; ``condition`` is a bool, also as an array or tensor.
+
+    What was claimed is remembered (`claims`): the notebook runner counts that, not what is printed, and takes
+    a claim that raised as failed whoever caught the exception.
+    """
+    _claims.append([str(text), False])
     if not isinstance(text, str):
         raise TypeError(f"claim: expected the text first, got {text!r}")
     if hasattr(condition, "item"):
@@ -37,13 +42,21 @@ def claim(text, condition):
         raise TypeError(f"claim: expected a bool, got {condition!r}")
     if not condition:
         raise ClaimError(f"claim does not hold: {text}")
-    _claims.append(text)
+    _claims[-1][1] = True
     print(f"claim holds: {text}")
+
+
+def claims():
+    """The claims of this process: {"held": [text, ...], "failed": [text, ...]} in their order."""
+    found = {"held": [], "failed": []}
+    for text, held in _claims:
+        found["held" if held else "failed"].append(text)
+    return found
 
 
 def claims_checked():
     """Number of claims that have held in this process."""
-    return len(_claims)
+    return len(claims()["held"])
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ ABSOLUTE = re.compile(
     r"(?<![\w.])/(?:root|home|work|tmp|Users|opt|mnt|data)/[\w.]"
     r"|\b[A-Za-z]:\\\\?[A-Za-z]|\.venv/|site-packages|dist-packages"
 )
+PARSE = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 TEXT_TYPES = ("text/plain", "text/html", "text/markdown", "image/svg+xml", "application/json")
 
 
@@ -69,6 +70,29 @@ def parameters(notebook) -> dict[str, object]:
             raise ValueError(f"parameter {target.id} is not a flat literal: `{ast.unparse(statement)}`")
         found[target.id] = value
     return found
+
+
+def not_python(notebook) -> list[str]:
+    """Return which code cells are not plain Python, one sentence each.
+
+    A failed shell command fails nothing (`!false`, `%%bash`, and `%ls` is one too), so none is allowed.
+    """
+    wrong = []
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        try:
+            tree = compile(cell.source, f"cell {index}", "exec", PARSE)
+        except (SyntaxError, ValueError) as error:
+            lines = cell.source.splitlines()
+            line = lines[min(getattr(error, "lineno", None) or 1, len(lines)) - 1].strip()
+            wrong.append(f"cell {index}: a magic or a shell command, or bad syntax, not plain Python: {line}")
+            continue
+        if any(
+            "get_ipython" in (getattr(node, "id", ""), getattr(node, "name", "")) for node in ast.walk(tree)
+        ):
+            wrong.append(f"cell {index}: get_ipython() runs magics and shell commands; use plain Python")
+    return wrong
 
 
 def clean(notebook) -> None:
@@ -130,7 +154,8 @@ def check(path: str | Path) -> list[str]:
         parameters(notebook)
     except ValueError as error:
         wrong.append(str(error))
-    return wrong + _check_metadata(notebook) + _check_outputs(notebook) + _check_form(notebook)
+    wrong += not_python(notebook) + _check_metadata(notebook) + _check_outputs(notebook)
+    return wrong + _check_form(notebook)
 
 
 def _check_metadata(notebook) -> list[str]:
@@ -185,6 +210,4 @@ def _check_form(notebook) -> list[str]:
             wrong.append(f"cell {index}: {words(cell.source)} words of markdown, more than {WORDS_MAX}")
         if cell.cell_type == "code" and len(cell.source.splitlines()) > CODE_MAX:
             wrong.append(f"cell {index}: {len(cell.source.splitlines())} lines of code, more than {CODE_MAX}")
-        if cell.cell_type == "code" and re.search(r"^\s*[%!]", cell.source, re.MULTILINE):
-            wrong.append(f"cell {index}: a magic or a shell command; a notebook here is plain Python")
     return wrong

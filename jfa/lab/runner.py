@@ -3,9 +3,10 @@
     python -m jfa.lab.runner [--quick] [-p NAME VALUE] [--timeout SECONDS] [--jobs N] [--write] [NAME ...]
 
 A NAME is a notebook's number, stem or path; without one all of them run. Executed notebooks go to
-build/notebooks/. A notebook passes when every cell ran, the last one included, no cell or magic failed, the
-kernel lived, papermill had nothing to warn of, and at least one claim was checked (`jfa.lab.check.claim`).
-The exit status is 1 if any failed.
+build/notebooks/. A notebook passes when it is plain Python, every cell ran, the last one included, no cell
+failed, the kernel lived, papermill had nothing to warn of, at least one claim was checked
+(`jfa.lab.check.claim`) and none failed, caught or not. Claims are not read from what is printed: a cell that
+is added for the run asks for them. The exit status is 1 if any notebook failed.
 """
 
 import argparse
@@ -25,7 +26,12 @@ from jfa.lab import notebooks
 
 BUILD = notebooks.ROOT / "build" / "notebooks"
 TIMEOUT = 600
-CLAIM = "claim holds:"
+CLAIMS = "application/vnd.jfa.claims+json"
+ASK = f"""import sys
+from IPython.display import display
+check = sys.modules.get("jfa.lab.check")
+display({{{CLAIMS!r}: check.claims() if check else {{"held": [], "failed": []}}}}, raw=True)"""
+ASKING = "jfa-claims"  # tag of the cell
 
 
 @dataclasses.dataclass
@@ -70,8 +76,6 @@ def failures(notebook) -> list[str]:
         for output in cell.outputs:
             if output.output_type == "error":
                 wrong.append(f"cell {index}: {output.ename}: {output.evalue}".rstrip(": "))
-            elif output.output_type == "stream" and "UsageError:" in output.text and output.name == "stderr":
-                wrong.append(f"cell {index}: a magic failed: {output.text.strip().splitlines()[0]}")
         if cell.metadata.get("papermill", {}).get("exception") and not wrong:
             wrong.append(f"cell {index}: failed without an error output")
     code = notebooks.code_cells(notebook)
@@ -82,12 +86,21 @@ def failures(notebook) -> list[str]:
     return wrong
 
 
-def count_claims(notebook) -> int:
-    """Count the claims that were checked: lines printed by `jfa.lab.check.claim`."""
-    streams = [
-        out for cell in notebooks.code_cells(notebook) for out in cell.outputs if out.output_type == "stream"
-    ]
-    return sum(line.startswith(CLAIM) for out in streams for line in out.text.splitlines())
+def add_question(notebook) -> None:
+    """Append, in place, the cell that asks the kernel for its claims."""
+    cell = nbformat.v4.new_code_cell(ASK, metadata={"tags": [ASKING]})
+    if (notebook.nbformat, notebook.nbformat_minor) < (4, 5):
+        del cell["id"]
+    notebook.cells.append(cell)
+
+
+def take_answer(notebook) -> dict[str, list[str]] | None:
+    """Remove the last cell, that of `add_question`, in place, and return what it showed (None: nothing)."""
+    asked = notebook.cells.pop()
+    if ASKING not in asked.metadata.get("tags", []):
+        raise ValueError("the last cell is not the one that asks for the claims")
+    shown = [output.get("data", {}) for output in asked.outputs]
+    return next((dict(data[CLAIMS]) for data in shown if CLAIMS in data), None)
 
 
 def run_notebook(
@@ -111,27 +124,38 @@ def run_notebook(
     try:
         notebook = notebooks.read(path)
         refuse_unknown(notebook, parameters or {})
+        result.problems = notebooks.not_python(notebook)
     except (OSError, ValueError, nbformat.ValidationError) as error:
         result.problems.append(f"{type(error).__name__}: {error}")
+    if result.problems:
         return result
+    add_question(notebook)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
-    result.problems = _execute(path, output, parameters or {}, timeout)
+    result.problems = _execute(notebook, path.parent, output, parameters or {}, timeout)
     if output.exists():
         executed = nbformat.read(output, as_version=4)
         executed.cells = [cell for cell in executed.cells if not _is_marker(cell)]
+        claims = take_answer(executed)
         result.problems = list(dict.fromkeys(failures(executed) + result.problems))
-        result.claims = count_claims(executed)
+        result.problems += judge_claims(claims) if claims or not result.problems else []
+        result.claims = len(claims["held"]) if claims else 0
         notebooks.clean(executed)
         nbformat.write(executed, output)
     elif not result.problems:
         result.problems.append("papermill wrote no notebook")
-    if result.passed and not result.claims:
-        result.problems.append(f"no claim was checked (no line '{CLAIM} ...')")
     if write and result.passed:
         nbformat.write(executed, path)
     result.seconds = time.monotonic() - start
     return result
+
+
+def judge_claims(claims: dict[str, list[str]] | None) -> list[str]:
+    """Return what is wrong with the claims that `take_answer` found."""
+    if claims is None:
+        return ["the kernel could not be asked for its claims"]
+    wrong = [f"a claim failed and the exception was caught: {text}" for text in claims["failed"]]
+    return wrong or ([] if claims["held"] else ["no claim was checked (jfa.lab.check.claim)"])
 
 
 def _is_marker(cell) -> bool:
@@ -139,7 +163,7 @@ def _is_marker(cell) -> bool:
     return any(tag.startswith("papermill-error") for tag in cell.metadata.get("tags", []))
 
 
-def _execute(path: Path, output: Path, parameters: dict[str, object], timeout: int) -> list[str]:
+def _execute(notebook, folder: Path, output: Path, parameters: dict[str, object], timeout: int) -> list[str]:
     """Hand one notebook to papermill; return what it raised or warned of."""
     import papermill  # here, because it takes a second and `--help` needs none of it
 
@@ -151,12 +175,12 @@ def _execute(path: Path, output: Path, parameters: dict[str, object], timeout: i
     problems = []
     try:
         papermill.execute_notebook(
-            str(path),
+            notebook,
             str(output),
             parameters=parameters,
             kernel_name="python3",
             language="python",
-            cwd=str(path.parent),
+            cwd=str(folder),
             progress_bar=False,
             start_timeout=120,
             execution_timeout=timeout,
