@@ -266,6 +266,42 @@ def test_buffers_of_a_ring_are_named_after_it():
     assert "even.full is signalled by source lines" in str(caught.value)
 
 
+@triton.jit
+def make_ring(DEPTH: tl.constexpr, T: tl.constexpr):
+    tiles = tlx.local_alloc((T, T), tl.float32, DEPTH)
+    full = tlx.alloc_barriers(DEPTH)
+    return Ring(tiles, full, tlx.alloc_barriers(DEPTH), DEPTH)
+
+
+@triton.jit
+def same_ring(ring):
+    return ring
+
+
+@triton.jit
+def made_by_a_helper(T: tl.constexpr):
+    full = tlx.alloc_barriers(1)
+    even = make_ring(2, T)
+    odd, last = make_ring(2, T), make_ring(1, T)
+    pair = (make_ring(1, T), Ring(even.tiles, full, odd.empty, 1))
+    again = same_ring(even)
+    for ring in (again, odd, last, pair[0], pair[1]):
+        tl.static_print(ring.tiles.alloc.name, ring.full.name, ring.empty.name)
+
+
+def test_rings_that_one_helper_makes_have_their_own_names(capsys):
+    with emulate() as e:
+        made_by_a_helper[(1,)](T=TILE)
+    assert e.errors() == []
+    assert capsys.readouterr().out.splitlines() == [
+        "even.tiles even.full even.empty",
+        "odd.tiles odd.full odd.empty",
+        "last.tiles last.full last.empty",
+        "pair.0.tiles pair.0.full pair.0.empty",
+        "even.tiles full odd.empty",
+    ]
+
+
 def test_a_role_written_in_a_notebook_cell():
     cell = "import triton\n@triton.jit\ndef negate(v):\n    return -v\n"
     name = "/tmp/ipykernel_1/1234.py"

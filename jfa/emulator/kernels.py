@@ -146,6 +146,7 @@ def _builtins():
         "__builtins__": builtins,
         "__setname": _set_name,
         "__label": names.label_aggregate,
+        "__before": names.allocation_count,
         "__value": _value,
         "__turns": tl_control.while_turns,
         "range": tl_ops.range,

@@ -7,6 +7,8 @@ import types
 
 from . import dtypes as D
 from . import tl_ops as lang
+from .barriers import BarrierArray
+from .context import CTX
 from .errors import UnknownConstruct
 from .kernels import Kernel, kernel
 from .tile import Tensor
@@ -188,17 +190,31 @@ def _init_fields(self, /, *args, **kwargs):
         setattr(self, name, value)
 
 
-def label_aggregate(name, value):
-    """Allocations made while building an aggregate (or a tuple of them) take the names of its fields."""
+def allocation_count():
+    """(allocations, barrier arrays) of the running CTA, before a call whose result is labelled."""
+    machine = CTX.machine
+    if machine is None or machine.cur is None:
+        return 0, 0
+    cta = machine.cur.cta
+    return len(cta.allocations), len(cta.barrier_arrays)
+
+
+def label_aggregate(name, before, value):
+    """Allocations that a call made (since `before`) and returns take the name of what it is assigned to.
+
+    In an aggregate (or a tuple) they take the names of its fields: what a helper calls `fulls` is `q.fulls`
+    for the caller, so that rings made by one helper differ. Others keep their name, unless it is made up.
+    """
     if isinstance(value, Aggregate):
         for field in value.fields:
-            label_aggregate(f"{name}.{field}", getattr(value, field, None))
+            label_aggregate(f"{name}.{field}", before, getattr(value, field, None))
     elif type(value) is tuple:
         for i, v in enumerate(value):
-            label_aggregate(f"{name}.{i}", v)
+            label_aggregate(f"{name}.{i}", before, v)
     else:
         owner = getattr(value, "alloc", value)
-        if getattr(owner, "named", True) is False:
+        named = getattr(owner, "named", None)
+        if named is False or (named and owner.index >= before[isinstance(owner, BarrierArray)]):
             owner.name = name
             owner.named = True
     return value

@@ -72,8 +72,7 @@ class Rewriter(ast.NodeTransformer):
             pairs = zip(target.elts, node.value.elts)
             if len(target.elts) == len(node.value.elts):
                 node.value.elts = [
-                    self.name_value(t.id, v) if isinstance(t, ast.Name) and callee(v) in NAMED else v
-                    for t, v in pairs
+                    self.name_value(t.id, v) if isinstance(t, ast.Name) else v for t, v in pairs
                 ]
         return node
 
@@ -81,9 +80,9 @@ class Rewriter(ast.NodeTransformer):
         if callee(value) in NAMED:
             return ast.BoolOp(ast.Or(), [_call("__setname", ast.Constant(name)), value])
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-            return _call("__label", ast.Constant(name), value)
+            return _call("__label", ast.Constant(name), _call("__before"), value)
         if isinstance(value, ast.Tuple) and any(isinstance(v, ast.Call) for v in value.elts):
-            return _call("__label", ast.Constant(name), value)
+            return _call("__label", ast.Constant(name), _call("__before"), value)
         return value
 
     def visit_AnnAssign(self, node):

@@ -148,7 +148,7 @@ def touches(events) -> list[dict]:
 
 
 def _touch(spans, buffer, task, start, end):
-    name = re.sub(r":.*", "]", str(buffer))
+    name = re.sub(r":.*", "]", str(buffer)).rpartition(".")[2]  # whatever the kernel calls the aggregate
     lane = next((lane for lane, buffers in REGIONS.items() if name in buffers), None)
     if lane is None:
         return
