@@ -213,7 +213,7 @@ def report(name, rows=128, dim=128, heads=4, heads_kv=4, window=(-1, -1), packed
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_silent_traps(name):
     found = report(name)
-    found.check(allow_spills=name == "two_cta")
+    found.check(allow_spills=name in ("warp_specialized", "two_cta"))  # a few bytes, counted below
     assert found.spill_store_bytes + found.spill_load_bytes <= 64
     assert found.opcodes["HGMMA"] > 0
     assert found.opcodes["UTMALDG"] > 0

@@ -25,9 +25,9 @@ for deal in (waste.deal_fixed, waste.deal_free):
     assert after > before
 
 
-# 3. exp in place of exp2: the unit of the scores becomes the natural one, nothing else changes.
+# 3. exp in place of powers of two: the unit of the scores becomes the natural one, nothing else changes.
 @triton.jit
-def softmax_step_e(s, unit, row_max, row_sum):
+def softmax_step_e(s, unit, row_max, row_sum, PRECISION: tl.constexpr):
     new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     p = tl.exp(tl.fma(s, unit, -shift[:, None]))
@@ -41,7 +41,7 @@ def softmax_kernel(scores, out, unit, STEP: tl.constexpr, ROWS: tl.constexpr, CO
     at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
-    p, alpha, row_max, row_sum = STEP(tl.load(scores + at), unit, row_max, row_sum)
+    p, alpha, row_max, row_sum = STEP(tl.load(scores + at), unit, row_max, row_sum, "tf32")
     tl.store(out + at, p / row_sum[:, None])
 
 
