@@ -15,7 +15,7 @@ from .kernels import Kernel, mutated, reachable
 from .names import Aggregate
 
 DEPTH = 6  # calls in a chain
-CUT = 60  # characters of a statement in the name of a mutant
+CUT = 56  # characters of a statement in the name of a mutant
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,29 +81,36 @@ MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
 # One query tile an item; several tiles of one block in a row.
 FEW_ROWS = ({"query": 72, "lengths": (300, 1, 127, 128, 129, 5, 64), "heads": 2, "dim": 128}, {})
 MANY_SEQUENCES = ({"query": 136, "lengths": (1, 130, 64, 0, 5, 60, 300, 20, 7, 200), "heads": 1}, {})
+PAIRS = ({"query": (130, 70, 0, 260), "lengths": (600, 200, 5, 300), "heads": 1}, {"causal": True})
 SHARED_KEYS = ({"query": 70, "lengths": (300, 40, 200), "heads": 4, "heads_kv": 2}, {})
 
 
 def _own():
     """This project's kernels: the last step of every ladder, and steps that synchronize in other ways."""
-    calls = [BROADCAST, WINDOW, PACKED]
+    calls = [BROADCAST, WINDOW, PACKED, FEW_ROWS, SHARED_KEYS]
     first = forward("hopper", "warp_specialized", [BROADCAST])
     yield Target("hopper_forward_first", first, kernel="kernel")
     yield Target("hopper_forward", forward("hopper", None, calls), kernel="kernel", fast=True)
-    calls += [FEW_ROWS, SHARED_KEYS]
     few = {"resident": 2}  # launch control needs CTAs that have not started: then one CTA takes many items
     everything = forward("blackwell", None, calls)
     yield Target("blackwell_forward", everything, kernel="kernel", fast=True, options=few)
+    calls = {
+        "peeled": [PACKED],
+        "two_cta": [PAIRS],
+        "stationary": [BROADCAST, MANY_SEQUENCES, MANY_ROWS],
+    }
     for arch in ("hopper", "blackwell"):
-        for step in ("peeled", "two_cta", "stationary"):
-            if step not in {known.name for known in steps.BACKWARD[arch]}:
-                continue
-            calls = [BROADCAST, MANY_SEQUENCES, MANY_ROWS] if step == "stationary" else [PACKED]
-            calls = [(facts | {"dim": 128}, rule) for facts, rule in calls]  # dK leaves through the tile of K
-            name = f"{arch}_backward_{step}"
-            options = few if arch == "blackwell" else {}
-            make = backward(arch, step, calls)
-            yield Target(name, make, kernel="kernel", fast=step != "peeled", options=options)
+        for step in steps.BACKWARD[arch]:
+            if step.name in calls:
+                wide = [(facts | {"dim": 128}, rule) for facts, rule in calls[step.name]]
+                resident = {"resident": 1 if step.name == "two_cta" else 2} if arch == "blackwell" else {}
+                yield Target(
+                    f"{arch}_backward_{step.name}",
+                    backward(arch, step.name, wide),
+                    kernel="kernel",
+                    options=resident,
+                    fast=step.name != "peeled",
+                )
 
 
 def _of_wheel():
