@@ -15,7 +15,7 @@ from .kernels import Kernel, mutated, reachable
 from .names import Aggregate
 
 DEPTH = 6  # calls in a chain
-CUT = 56  # characters of a statement in the name of a mutant
+CUT = 56  # characters of a statement where it serves as a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Mutant:
 
     @property
     def call(self):
-        """The first call of the chain, or "" if it has none."""
-        return self.changes[0].text if len(self.changes) > 1 else ""
+        """The first call of the chain, a long one cut short, or "" if it has none."""
+        return shortened(self.changes[0].text) if len(self.changes) > 1 else ""
 
     @property
     def kind(self):
@@ -170,7 +170,12 @@ def _methods(functions):
 
 def key(where, line, kind):
     """Name of a mutant: the chain of functions, the statement (a long one cut short), what is wrong."""
-    return f"{where}: {line if len(line) <= CUT else line[: CUT - 3] + '...'} | {kind}"
+    return f"{where}: {shortened(line)} | {kind}"
+
+
+def shortened(text):
+    """A statement in at most CUT characters."""
+    return text if len(text) <= CUT else text[: CUT - 3] + "..."
 
 
 def _named(chains):

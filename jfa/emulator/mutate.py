@@ -22,7 +22,7 @@ import sys
 import time
 
 from . import target as registry
-from .mutants import key
+from .mutants import key, shortened
 from .trial import Trial, sweep
 
 TARGETS = "jfa.lab.mutants:TARGETS"  # import strings: the emulator itself knows no kernels
@@ -37,8 +37,8 @@ _trials = {}  # of this process, by kernel
 class Row:
     """The verdict on one mutant.
 
-    kernel: the Target. kind, where, line, call: as in Mutant. verdict, by: as in Verdict. explanation: why a
-    survivor is no fault; "" if there is none.
+    kernel: the Target. kind, where, line (a long one cut short), call: as in Mutant. verdict, by: as in
+    Verdict. explanation: why a survivor is no fault; "" if there is none.
     """
 
     kernel: str
@@ -68,7 +68,9 @@ def _judge(task):
     found = trial(where, name)
     mutant = found.mutants[number]
     verdict = found.judge(mutant)
-    return Row(name, mutant.kind, mutant.where, mutant.text, mutant.call, verdict.status, verdict.by)
+    return Row(
+        name, mutant.kind, mutant.where, shortened(mutant.text), mutant.call, verdict.status, verdict.by
+    )
 
 
 def _count(task):
@@ -109,28 +111,38 @@ def unexpected(rows):
 
 
 def score(rows):
-    """(detected, run) of some rows; mutants that no run came to are left out."""
+    """(detected, equivalent, run) of some rows: an explained survivor is equivalent to the kernel as it is.
+
+    Mutants that no run came to are left out.
+    """
     ran = [row for row in rows if row.verdict != "not run"]
-    return sum(row.verdict in ("detected", "warned") for row in ran), len(ran)
+    detected = sum(row.verdict in ("detected", "warned") for row in ran)
+    equivalent = sum(row.verdict == "survived" and bool(row.explanation) for row in ran)
+    return detected, equivalent, len(ran)
 
 
 def table(rows):
     """Lines of text: the score of each kernel and of each kind, then the survivors."""
     lines = []
-    for title, name in (("kernel", "kernel"), ("kind", "kind")):
+    for name in ("kernel", "kind"):
         groups = collections.defaultdict(list)
         for row in rows:
             groups[getattr(row, name).partition(" signal ")[0]].append(row)
-        lines += ["", f"{title:34s} detected  explained   not run"]
+        lines += ["", f"{name:34s} detected    of all  equivalent  of the rest  not run"]
         for group, members in [*groups.items(), ("all", rows)]:
-            detected, ran = score(members)
-            why = sum(bool(row.explanation) and row.verdict == "survived" for row in members)
-            share = f"{detected / ran:6.1%}" if ran else "      "
-            lines.append(f"{group:34s} {detected:4d}/{ran:<4d} {share} {why:4d} {len(members) - ran:8d}")
+            detected, equivalent, ran = score(members)
+            lines.append(
+                f"{group:34s} {detected:4d}/{ran:<4d} {_share(detected, ran)} {equivalent:8d}   "
+                f"{_share(detected, ran - equivalent)} {len(members) - ran:10d}"
+            )
     for row in rows:
         if row.verdict == "survived":
             lines += ["", f"{row.kernel}: {row.key}", f"    {row.explanation or 'NOT EXPLAINED'}"]
     return lines
+
+
+def _share(part, whole):
+    return f"{part / whole:9.1%}" if whole else " " * 9
 
 
 def write(path, rows):
