@@ -363,3 +363,22 @@ def test_arguments_may_be_called_self_or_k():
     with emulate():
         odd_names[(1,)](out, k=3, grid_size=4)
     assert out.item() == 7
+
+
+class _ForeignDriver:
+    """Stands for the driver of a GPU: the emulator must not ask it for anything."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"the emulator asked the GPU's driver for {name}")
+
+
+def test_works_where_a_gpu_is_present(monkeypatch):
+    """A machine that reports a GPU: CPU tensors still run in the emulator, and its driver is left alone."""
+    from triton.runtime import driver
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    monkeypatch.setattr(type(driver), "active", property(lambda self: _ForeignDriver()))
+    assert sums()
+    assert not patched()
