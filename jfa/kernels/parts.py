@@ -49,12 +49,22 @@ class Ring:
         return slot
 
     @triton.jit
-    def fill(self, i, desc, end, length, row, column):
-        """Bring rows from ``row`` on of the sequence of ``length`` rows that ends at packed row ``end``."""
-        slot = self.claim(i)
+    def bring(self, i, desc, end, length, row, column):
+        """Load rows from ``row`` on of the sequence of ``length`` rows that ends at packed row ``end``.
+
+        The slot is known to be empty; returns it. ``bytes`` may count other loads that follow.
+        """
+        slot = i % self.depth
         tlx.barrier_expect_bytes(self.fulls[slot], self.bytes)
         span, last, first = ragged_row(end, length, row)
         tlx.async_descriptor_load(desc, self.tiles[slot], [span, last, first, column], self.fulls[slot])
+        return slot
+
+    @triton.jit
+    def fill(self, i, desc, end, length, row, column):
+        """As `bring`, once the readers are done with the slot."""
+        self.claim(i)
+        self.bring(i, desc, end, length, row, column)
 
     @triton.jit
     def await_full(self, i):
@@ -67,6 +77,18 @@ class Ring:
     def release(self, i):
         """This reader is done with item i (one arrival of a warp barrier: every thread of the reader)."""
         tlx.barrier_arrive(self.empties[i % self.depth])
+
+
+@triton.jit
+def ring(
+    tiles, depth: tl.constexpr, bytes: tl.constexpr, WARPS: tl.constexpr = 0, ARRIVALS: tl.constexpr = 1
+):
+    """A ring of ``tiles``: a slot is empty when WARPS warps have released it, or after ARRIVALS arrivals."""
+    if WARPS > 0:
+        empties = tlx.alloc_warp_barrier(depth, num_warps=WARPS)
+    else:
+        empties = tlx.alloc_barriers(depth, arrive_count=ARRIVALS)
+    return Ring(tiles, tlx.alloc_barriers(depth), empties, depth, bytes)
 
 
 @triton.aggregate

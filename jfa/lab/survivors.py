@@ -129,18 +129,9 @@ blackwell_backward_two_cta
     own barrier: delete cluster barrier
         kernel: tlx.cluster_barrier()
 hopper_backward_stationary
-    last wait: delete store wait
-        flush: tlx.async_descriptor_store_wait(0)
-    last wait: weaken store wait
-        flush: tlx.async_descriptor_store_wait(0)
     compiler: delete fence
         flush: tlx.fence('async_shared')
         accumulate: tlx.fence('async_shared')
-    first lap: delete wait
-        load > Ring.fill > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-    k later: delete wait
-        load > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-        load > Ring.fill > Ring.claim #3: tlx.barrier_wait(self.empties[slot], parity ^ 1)
 blackwell_backward_stationary
     in order: delete wait
         store: tlx.barrier_wait(x.full[DQ], 0)

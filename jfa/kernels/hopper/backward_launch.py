@@ -170,7 +170,6 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     sums = torch.empty((shares, padded, problem.heads_q * dim), dtype=torch.float32, device=q.device)
     columns = problem.heads_q * dim
     for first_row in range(0, problem.total_q, launch_rows):
-        settle, leave = leaving(pair, first_row)
         stationary.kernel[(shares * problem.heads_q * pair,)](
             ragged_descriptor(launch.packed_rows(q), stationary.BLOCK_M.value, dim),
             ragged_descriptor(launch.packed_rows(k), block_n, dim),
@@ -190,8 +189,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
             problem.heads_q,
             problem.scale * launch.LOG2E,
             problem.scale,
-            SETTLE=settle,
-            LEAVE=leave,
+            ADD=first_row > 0,
             HEAD_DIM=dim,
             PAIR=pair,
             **roles,
@@ -200,13 +198,3 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
             num_stages=1,
         )
     return finish_queries(problem, sums, q), dk, dv
-
-
-def leaving(pair: int, first_row: int):
-    """How dK and dV leave: stored by one CTA, or handed over in a pair, which adds in later launches."""
-    if pair == 1:
-        return stationary.settle_nothing, stationary.leave_by_store
-    return (
-        stationary.hand_over,
-        stationary.store_and_hand_over if first_row == 0 else stationary.add_and_hand_over,
-    )

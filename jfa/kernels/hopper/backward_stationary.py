@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.parts import Ring
+from jfa.kernels.parts import Ring, ring
 from jfa.kernels.ragged import ragged_row
 
 GROUPS = tl.constexpr(2)  # consumer warp groups
@@ -28,6 +28,16 @@ ROWS = tl.constexpr(64)  # query rows of a warp group
 BLOCK_M = tl.constexpr(128)  # query rows of a CTA
 TILE_READY = tl.constexpr(9)  # named barrier: P and dS of both groups are written
 TILE_READ = tl.constexpr(10)  # named barrier: P and dS of both groups are read
+
+
+@triton.aggregate
+class KeyTile:
+    """BLOCK_N keys of one sequence."""
+
+    sequence: tl.tensor
+    key: tl.tensor  # the first one, counted in the sequence
+    end: tl.tensor  # packed row where the sequence ends
+    length: tl.tensor  # of the sequence
 
 
 @triton.aggregate
@@ -43,18 +53,25 @@ class Share:
     query_len: tl.tensor
     BLOCK_N: tl.constexpr
     HEAD_DIM: tl.constexpr
+    PAIR: tl.constexpr
 
     @triton.jit
     def tile(self, i):
-        """Record i: sequence, first key in the sequence, packed row of the sequence's end, its length."""
+        """The tile of record i; past the end the last one, so that a look-ahead may read it."""
         record = self.records + 4 * tl.maximum(tl.minimum(i, self.end - 1), 0)
         length = tl.load(record + 3)
-        return tl.load(record), tl.load(record + 1) * self.BLOCK_N, tl.load(record + 2) + length, length
+        key = tl.load(record + 1) * self.BLOCK_N
+        return KeyTile(tl.load(record), key, tl.load(record + 2) + length, length)
 
 
 @triton.aggregate
 class Buffers:
-    """The rings between the loader and the groups, and the tiles that the groups exchange."""
+    """The rings between the loader and the groups, and the tiles that the groups exchange.
+
+    A group releases K when it has read everything else of the tile, so that K's slot stands for V's and dO's,
+    and for the statistics', too: their rings are as deep, and the loader waits for K's slot before it fills
+    theirs.
+    """
 
     q: Ring
     k: Ring
@@ -70,49 +87,34 @@ class Buffers:
 
 
 @triton.jit
-def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, STAT_BYTES: tl.constexpr):
+def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len):
     """Load Q once, K and V of every tile, and dO with its statistics whenever the sequence changes."""
     column = share.head * share.HEAD_DIM
-    buffers.q.fill(0, q, share.query_len, share.query_len, share.row, column)
+    buffers.q.bring(0, q, share.query_len, share.query_len, share.row, column)
     sequences = 0
-    last_sequence = share.begin * 0 - 1
+    last_sequence = -1
     for i in range(share.begin, share.end):
-        sequence, key, end, length = share.tile(i)
+        tile = share.tile(i)
         n = i - share.begin
-        buffers.k.fill(n, k, end, length, key, column)
-        if sequence != last_sequence:
-            last_sequence = sequence
-            slot = buffers.dout.claim(sequences)
+        buffers.k.fill(n, k, tile.end, tile.length, tile.key, column)
+        if tile.sequence != last_sequence:
+            last_sequence = tile.sequence
+            end = (tile.sequence + 1) * share.query_len
+            slot = buffers.dout.bring(sequences, dout, end, share.query_len, share.row, column)
+            stat = share.head.to(tl.int64) * stat_rows + tile.sequence * padded_len + share.row
             full = buffers.dout.fulls[slot]
-            span, last, first = ragged_row((sequence + 1) * share.query_len, share.query_len, share.row)
-            stat = share.head.to(tl.int64) * stat_rows + sequence * padded_len + share.row
-            tlx.barrier_expect_bytes(full, buffers.dout.bytes + 2 * STAT_BYTES)
-            tlx.async_descriptor_load(dout, buffers.dout.tiles[slot], [span, last, first, column], full)
             tlx.async_load(log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
             tlx.async_load(delta + stat, buffers.delta[slot], bulk=True, barrier=full)
             sequences += 1
-        buffers.v.fill(n, v, end, length, key, column)
+        buffers.v.bring(n, v, tile.end, tile.length, tile.key, column)
 
 
 @triton.jit
-def settle_nothing(group: tl.constexpr, share, buffers, n, grad, end, length, key):
-    """Before the gradients of tile n are staged: nothing to settle when the CTA works alone."""
-
-
-@triton.jit
-def leave_by_store(group: tl.constexpr, share, buffers, grad, end, length, key):
-    """The tile's dV (group 0) or dK (group 1) has one author: a TMA store, clipped at the sequence's end."""
-    span, last, first = ragged_row(end, length, key)
-    column = share.head * share.HEAD_DIM
-    tlx.async_descriptor_store(grad, buffers.grad[group], [span, last, first, column])
-
-
-@triton.jit
-def leave_by_add(group: tl.constexpr, share, buffers, grad, end, length, key):
-    """The tile's dV or dK has an older author: a TMA reduce-add on top."""
-    span, last, first = ragged_row(end, length, key)
-    column = share.head * share.HEAD_DIM
-    tlx.async_descriptor_store(grad, buffers.grad[group], [span, last, first, column], store_reduce="add")
+def leave(group: tl.constexpr, share, buffers, grad, tile, ADD: tl.constexpr):
+    """The tile's dV (group 0) or dK (group 1) by TMA: a store, or a reduce-add to what others have left."""
+    span, end, key = ragged_row(tile.end, tile.length, tile.key)
+    place = [span, end, key, share.head * share.HEAD_DIM]
+    tlx.async_descriptor_store(grad, buffers.grad[group], place, store_reduce="add" if ADD else "")
 
 
 @triton.jit
@@ -124,12 +126,13 @@ def await_visible(n):
 
 
 @triton.jit
-def hand_over(group: tl.constexpr, share, buffers, n, grad, end, length, key):
+def hand_over(group: tl.constexpr, share, buffers, n, grad, tile, MORE: tl.constexpr):
     """Settle the pair's previous tile: rank 0 has stored its part, rank 1 adds the other on top.
 
     Rank 0 waits until its store is visible and tells rank 1, whose part lies staged. Nothing has to be
-    cleared before, and the two terms are always added in the same order. Rank 1 acknowledges, because a
-    parity barrier must not run two phases ahead of its reader.
+    cleared before, and the two terms are always added in the same order. If there are MORE tiles, rank 1
+    acknowledges, because a parity barrier must not run two phases ahead of its reader. Both ranks wait for
+    every word of the other, so neither can leave while one is on its way to it.
     """
     if n > 0:
         if share.rank == 0:
@@ -139,22 +142,9 @@ def hand_over(group: tl.constexpr, share, buffers, n, grad, end, length, key):
             tlx.barrier_arrive(buffers.stored[group], 1, remote_cta_rank=1)
         else:
             tlx.barrier_wait(buffers.stored[group], (n - 1) & 1)
-            leave_by_add(group, share, buffers, grad, end, length, key)
-            tlx.barrier_arrive(buffers.added[group], 1, remote_cta_rank=0)
-
-
-@triton.jit
-def store_and_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
-    """Rank 0 stores at once; rank 1 keeps its part staged until `hand_over` before the next tile."""
-    if share.rank == 0:
-        leave_by_store(group, share, buffers, grad, end, length, key)
-
-
-@triton.jit
-def add_and_hand_over(group: tl.constexpr, share, buffers, grad, end, length, key):
-    """Rank 0 adds to what an earlier launch left; rank 1 follows in `hand_over` before the next tile."""
-    if share.rank == 0:
-        leave_by_add(group, share, buffers, grad, end, length, key)
+            leave(group, share, buffers, grad, tile, True)
+            if MORE:
+                tlx.barrier_arrive(buffers.added[group], 1, remote_cta_rank=0)
 
 
 @triton.jit
@@ -176,7 +166,6 @@ def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, D
     tlx.named_barrier_wait(TILE_READ, GROUPS * 128)  # both groups have read the last tile's P and dS
     tlx.local_store(tlx.local_slice(buffers.p[0], [mine, 0], [ROWS, share.BLOCK_N]), p.to(DTYPE))
     dp = tlx.async_dot_wait(0, dp)
-    buffers.v.release(n)  # the loader may replace V
     ds = (p * (dp - delta[:, None])).to(DTYPE)
     tlx.local_store(tlx.local_slice(buffers.ds[0], [mine, 0], [ROWS, share.BLOCK_N]), ds)
     tlx.fence("async_shared")  # the tensor cores read P and dS through the asynchronous proxy
@@ -185,68 +174,50 @@ def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, D
 
 @triton.jit
 def accumulate(
-    group: tl.constexpr,
-    share,
-    buffers,
-    grad,
-    scale_log2,
-    scale,
-    SCORE: tl.constexpr,
-    SETTLE: tl.constexpr,
-    LEAVE: tl.constexpr,
+    group: tl.constexpr, share, buffers, grad, scale_log2, scale, SCORE: tl.constexpr, ADD: tl.constexpr
 ):
     """One group's walk over the tiles: P and dS of its rows, one of dV and dK, and the sum of its dQ."""
     DTYPE: tl.constexpr = grad.dtype
     dq = tl.zeros([ROWS, share.HEAD_DIM], tl.float32)
-    end = share.begin * 0
-    length = end
-    key = end
-    sequences = -1
-    last_sequence = key - 1
-    next_sequence, next_key, next_end, next_length = share.tile(share.begin)
+    sequences = 0
+    tile = share.tile(share.begin)
+    before = share.tile(share.begin)
     buffers.q.await_full(0)
     for i in range(share.begin, share.end):
         n = i - share.begin
-        sequence = next_sequence
-        now_key = next_key
-        now_end = next_end
-        now_length = next_length
-        next_sequence, next_key, next_end, next_length = share.tile(i + 1)
-        if sequence != last_sequence:
-            sequences += 1
-        last_sequence = sequence
-        slot = n % buffers.k.depth
-        rows = sequences % buffers.dout.depth
-        ds = SCORE(group, share, buffers, n, sequences, now_length - now_key, scale_log2, DTYPE)
-        SETTLE(group, share, buffers, n, grad, end, length, key)
+        following = share.tile(i + 1)
+        ds = SCORE(group, share, buffers, n, sequences, tile.length - tile.key, scale_log2, DTYPE)
+        if share.PAIR > 1:
+            hand_over(group, share, buffers, n, grad, before, True)
         tlx.async_descriptor_store_wait(0)  # the last tile's gradient has left its staging tile
         tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # P and dS of all 128 rows are written
         if group == 0:
+            rows = sequences % buffers.dout.depth
             x = tlx.async_dot(tlx.local_trans(buffers.p[0]), buffers.dout.tiles[rows])
         else:
             x = tlx.async_dot(tlx.local_trans(buffers.ds[0]), buffers.q.tiles[0])
-        dq = tlx.async_dot(ds, buffers.k.tiles[slot], dq)
-        end = now_end
-        length = now_length
-        key = now_key
+        dq = tlx.async_dot(ds, buffers.k.tiles[n % buffers.k.depth], dq)
         x = tlx.async_dot_wait(1, x)
         if group == 1:
             x = x * scale
         tlx.local_store(buffers.grad[group], x.to(DTYPE))
         tlx.fence("async_shared")  # the TMA unit reads the staging tile
-        LEAVE(group, share, buffers, grad, end, length, key)
+        if share.rank == 0:  # rank 1 keeps its part staged until `hand_over` before the next tile
+            leave(group, share, buffers, grad, tile, ADD)
         dq = tlx.async_dot_wait(0, dq)
-        buffers.k.release(n)  # the loader may replace K
-        if (next_sequence != sequence) | (i + 1 >= share.end):
-            buffers.dout.release(sequences)  # and the sequence's dO
-    SETTLE(group, share, buffers, share.end - share.begin, grad, end, length, key)
+        buffers.k.release(n)  # the loader may replace K and V, and dO when its sequence has ended
+        if following.sequence != tile.sequence:
+            sequences += 1
+        before = tile
+        tile = following
+    if share.PAIR > 1:
+        hand_over(group, share, buffers, share.end - share.begin, grad, before, False)
     return dq
 
 
 @triton.jit
 def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
     """Write the group's finished dQ, in float32, to this CTA's own rows of ``sums``."""
-    tlx.async_descriptor_store_wait(0)
     tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # the staging tiles alias dO, which both have read
     tlx.local_store(staging[group], dq)
     tlx.fence("async_shared")  # the TMA unit reads the staging tile
@@ -257,41 +228,20 @@ def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
 
 @triton.jit(do_not_specialize=["query_len", "padded_len", "stat_rows", "first_row", "heads"])
 def kernel(
-    q,
-    k,
-    v,
-    dout,
-    dk,
-    dv,
-    sums,
-    log2_lse,
-    delta,
-    records,
-    count,
-    query_len,
-    padded_len,
-    stat_rows,
-    first_row,
-    heads,
-    scale_log2,
-    scale,
-    LOAD: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    SCORE: tl.constexpr,
-    FLUSH: tl.constexpr,
-    SETTLE: tl.constexpr,
-    LEAVE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    KV_STAGES: tl.constexpr,
-    DOUT_STAGES: tl.constexpr,
-    PAIR: tl.constexpr,
-    REGISTERS: tl.constexpr,
-):
-    """Persistent: CTA p (pair p with PAIR = 2) takes head p % heads and its share of the tile list."""
+    q, k, v, dout, dk, dv, sums, log2_lse, delta,
+    records, count, query_len, padded_len, stat_rows, first_row, heads, scale_log2, scale,
+    LOAD: tl.constexpr, ACCUMULATE: tl.constexpr, SCORE: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_STAGES: tl.constexpr, DOUT_STAGES: tl.constexpr,
+    PAIR: tl.constexpr, ADD: tl.constexpr, REGISTERS: tl.constexpr,
+):  # fmt: skip
+    """Persistent: CTA p (pair p with PAIR = 2) takes head p % heads and its share of the tile list.
+
+    ADD: earlier launches have left dK and dV of other query rows, to which this one adds.
+    """
     DTYPE: tl.constexpr = q.dtype
     KV_BYTES: tl.constexpr = 2 * BLOCK_N * HEAD_DIM
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
+    tl.static_assert(DOUT_STAGES >= KV_STAGES, "K's slot stands for dO's")
     pair = tl.program_id(0) // PAIR
     rank = pair * 0
     if PAIR > 1:
@@ -302,39 +252,14 @@ def kernel(
     begin = tiles * turn // shares
     end = tiles * (turn + 1) // shares
     row = first_row + rank * BLOCK_M
-    share = Share(records, begin, end, pair % heads, row, rank, query_len, BLOCK_N, HEAD_DIM)
-
+    share = Share(records, begin, end, pair % heads, row, rank, query_len, BLOCK_N, HEAD_DIM, PAIR)
     dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, DOUT_STAGES)
     staging = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, GROUPS, reuse=dout_tiles)
     buffers = Buffers(
-        Ring(
-            tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, 1),
-            tlx.alloc_barriers(1),
-            tlx.alloc_warp_barrier(1, num_warps=8),
-            1,
-            ROW_BYTES,
-        ),
-        Ring(
-            tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES),
-            tlx.alloc_barriers(KV_STAGES),
-            tlx.alloc_warp_barrier(KV_STAGES, num_warps=8),
-            KV_STAGES,
-            KV_BYTES,
-        ),
-        Ring(
-            tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES),
-            tlx.alloc_barriers(KV_STAGES),
-            tlx.alloc_warp_barrier(KV_STAGES, num_warps=8),
-            KV_STAGES,
-            KV_BYTES,
-        ),
-        Ring(
-            dout_tiles,
-            tlx.alloc_barriers(DOUT_STAGES),
-            tlx.alloc_warp_barrier(DOUT_STAGES, num_warps=8),
-            DOUT_STAGES,
-            ROW_BYTES,
-        ),
+        ring(tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, 1), 1, ROW_BYTES),
+        ring(tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES), KV_STAGES, KV_BYTES, 8),
+        ring(tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES), KV_STAGES, KV_BYTES),
+        ring(dout_tiles, DOUT_STAGES, ROW_BYTES + 2 * 4 * BLOCK_M),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
@@ -346,12 +271,10 @@ def kernel(
     slot_row = turn * padded_len
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            dq = ACCUMULATE(0, share, buffers, dv, scale_log2, scale, SCORE, SETTLE, LEAVE)
+            dq = ACCUMULATE(0, share, buffers, dv, scale_log2, scale, SCORE, ADD)
             FLUSH(0, share, staging, dq, sums, slot_row)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            dq_ = ACCUMULATE(1, share, buffers, dk, scale_log2, scale, SCORE, SETTLE, LEAVE)
+            dq_ = ACCUMULATE(1, share, buffers, dk, scale_log2, scale, SCORE, ADD)
             FLUSH(1, share, staging, dq_, sums, slot_row)
         with tlx.async_task(num_warps=1, registers=24):
-            LOAD(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len, 4 * BLOCK_M)
-    if PAIR > 1:
-        tlx.cluster_barrier()  # the other CTA's last arrivals still reach into this one's shared memory
+            LOAD(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len)
