@@ -1,0 +1,234 @@
+"""What the hardware counted while a kernel ran: Nsight Compute (ncu) on the steps of the Hopper ladders.
+
+    python -m jfa.lab.counters command              the ncu command line, as notebook 10 shows it
+    python -m jfa.lab.counters run                  the program that ncu watches: every target once
+    python -m jfa.lab.counters record --output figures/10_counters.csv    all of it, on an H200 with ncu
+
+The program marks the launches that matter by cudaProfilerStart and Stop, and ends each target with a kernel
+that only waits, so that the launches of one target can be told from those of the next.
+"""
+
+import argparse
+import csv
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from jfa.lab import measure
+from jfa.lab.targets import BASELINE, Target, compile_all, prepare
+
+KERNELS = ("kernel", "forward_kernel", "dkdv_kernel", "dq_kernel")
+MARK = "spin_kernel"  # torch.cuda._sleep
+# Column of the CSV -> (metric, unit of the column in units of the metric).
+COUNTERS = {
+    "duration_us": ("gpu__time_duration.sum", 1e3),
+    "sm_clock_mhz": ("smsp__cycles_elapsed.avg.per_second", 1e6),
+    "tensor_busy": ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", 100),
+    "issue_busy": ("smsp__issue_active.avg.pct_of_peak_sustained_elapsed", 100),
+    "xu_busy": ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed", 100),
+    "dram_busy": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 100),
+    "l2_busy": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 100),
+    "dram_read_mb": ("dram__bytes_read.sum", 1e6),
+    "dram_write_mb": ("dram__bytes_write.sum", 1e6),
+    "l2_read_sectors": ("lts__t_sectors_op_read.sum", 1),
+    "l2_write_sectors": ("lts__t_sectors_op_write.sum", 1),
+    "l2_red_sectors": ("lts__t_sectors_op_red.sum", 1),
+    "sm_received_mb": ("l1tex__m_xbar2l1tex_read_bytes.sum", 1e6),
+    "shared_wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", 1),
+    "local_load_sectors": ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum", 1),
+    "local_store_sectors": ("l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum", 1),
+    "instructions": ("smsp__inst_executed.sum", 1),
+    "registers": ("launch__registers_per_thread", 1),
+}
+# Why a warp did not issue: warps in that state, a scheduler and issued instruction.
+STALLS = (
+    "long_scoreboard",
+    "short_scoreboard",
+    "barrier",
+    "gmma",
+    "wait",
+    "math_pipe_throttle",
+    "mio_throttle",
+    "lg_throttle",
+    "not_selected",
+    "selected",
+    "no_instruction",
+    "branch_resolving",
+    "dispatch_stall",
+    "membar",
+    "sleeping",
+    "misc",
+)
+COUNTERS |= {
+    f"stall_{name}": (f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio", 1)
+    for name in STALLS
+}
+
+
+def targets(queries=(128, 256)) -> list[Target]:
+    """Baseline and chosen steps of both ladders on one jagged shape."""
+    passes = {
+        "forward": (BASELINE, "warp_specialized", "peeled", "stationary"),
+        "backward": (BASELINE, "warp_specialized", "peeled", "two_cta", "stationary"),
+    }
+    return [Target(way, step, M=M) for M in queries for way, names in passes.items() for step in names]
+
+
+def known(metrics, said: str) -> list[str]:
+    """The metrics whose base name occurs in what ``ncu --query-metrics`` printed; those of the launch always.
+
+    All of them where it printed nothing.
+    """
+    names = {line.split()[0] for line in said.splitlines() if line[:1].isalpha()}
+    if not any(name.startswith("sm__") for name in names):
+        return list(metrics)
+    return [metric for metric in metrics if metric.startswith("launch__") or metric.split(".")[0] in names]
+
+
+def command(metrics, report: str, arguments=()) -> list[str]:
+    """The ncu command line: counters of the kernels between cudaProfilerStart and Stop, clocks left alone."""
+    names = "|".join((*KERNELS, MARK))
+    return [
+        "ncu",
+        *("--clock-control", "none"),
+        *("--profile-from-start", "off"),
+        *("--kernel-name", f"regex:^({names})$"),
+        *("--metrics", ",".join(metrics)),
+        *("--force-overwrite", "--export", report),
+        *("python", "-m", "jfa.lab.counters", "run", *arguments),
+    ]
+
+
+def rows_of(text: str) -> list[dict]:
+    """Launches from the CSV that ``ncu --import REPORT --csv --page raw --print-units base`` prints.
+
+    Each is a dict of kernel and the columns of ``COUNTERS`` that were counted. Raises ValueError for a text
+    without a header.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ValueError('expected the CSV of ncu --page raw, found no line that begins with "ID"')
+    table = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
+    found = []
+    for line in table[1:]:  # the first line holds the units
+        row = {"kernel": line["Kernel Name"].split("(")[0].split("::")[-1].strip()}
+        for column, (metric, unit) in COUNTERS.items():
+            try:
+                row[column] = float(line[metric].replace(",", "")) / unit
+            except (KeyError, ValueError):
+                row[column] = ""
+        found.append(row)
+    return found
+
+
+def by_target(rows: list[dict], chosen: list[Target]) -> list[dict]:
+    """Rows with the columns of their target; the mark ends a target. ValueError if the counts differ."""
+    found, place = [], 0
+    for row in rows:
+        if row["kernel"].startswith(MARK):
+            place += 1
+        elif place < len(chosen):
+            found.append({**chosen[place].columns(), **row})
+    if place != len(chosen):
+        raise ValueError(f"expected {len(chosen)} targets, the profile holds {place}")
+    return found
+
+
+def run(chosen: list[Target]) -> None:
+    """Run every target once between cudaProfilerStart and Stop, after runs that nobody counts."""
+    import torch
+
+    runtime = torch.cuda.cudart()
+    for target in chosen:
+        function = prepare(target)
+        for _ in range(3):
+            function()
+        torch.cuda.synchronize()
+        runtime.cudaProfilerStart()
+        function()
+        torch.cuda._sleep(1000)
+        torch.cuda.synchronize()
+        runtime.cudaProfilerStop()
+
+
+def _told(line: list[str], seconds: float) -> str:
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        print(" ".join(line[:3]), f"took more than {seconds} s", flush=True)
+        return ""
+    if done.returncode:
+        print(" ".join(line[:3]), "failed:", (done.stdout + done.stderr)[-2000:], flush=True)
+    return done.stdout
+
+
+def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: float = 90) -> list[dict]:
+    """Profile the targets by ncu and return a row a launch, with the provenance.
+
+    ``raw`` keeps ncu's own CSV. Raises RuntimeError where there is no ncu, ValueError for an empty profile.
+    """
+    import torch
+
+    if shutil.which("ncu") is None:
+        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+    chip = "gh100" if torch.cuda.get_device_capability() == (9, 0) else "gb100"
+    wanted = [metric for metric, _ in COUNTERS.values()]
+    metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
+    print("not counted here:", ", ".join(sorted(set(wanted) - set(metrics))) or "nothing", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = str(Path(folder) / "counters.ncu-rep")
+        line = command(metrics, report, arguments)
+        line[line.index("python")] = sys.executable
+        _told(line, seconds)
+        text = _told(["ncu", "--import", report, "--csv", "--page", "raw", "--print-units", "base"], 60)
+    if raw:
+        Path(raw).write_text(text)
+    where = measure.provenance()
+    return [{**where, **row} for row in by_target(rows_of(text), chosen)]
+
+
+def show(row: dict) -> str:
+    """A launch as a line."""
+
+    def share(column):
+        return "   -" if row[column] == "" else f"{100 * row[column]:3.0f}%"
+
+    what = f"{row['direction']:<8} M={row['M']:<3} {row['step']:<16} {row['kernel']:<14}"
+    busy = "  ".join(f"{name} {share(f'{name}_busy')}" for name in ("tensor", "issue", "xu", "dram", "l2"))
+    return f"{what} {row['duration_us'] or 0:7.1f} us  {busy}  local {row['local_load_sectors']}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line above; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jfa.lab.counters", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("command", "run", "record"))
+    parser.add_argument("--output", help="CSV to write")
+    parser.add_argument("--raw", help="file for ncu's own CSV")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
+    parser.add_argument("--M", nargs="+", type=int, default=[128, 256])
+    options = parser.parse_args(arguments)
+    chosen = targets(options.M)
+    if options.what == "command":
+        metrics = [metric for metric, _ in COUNTERS.values()]
+        print(" ".join(command(metrics, "counters.ncu-rep")))
+        return 0
+    if options.what == "run":
+        run(chosen)
+        return 0
+    if options.workers:
+        for target, problem in compile_all(chosen, options.workers).items():
+            print(f"{target}: {problem}", flush=True)
+    rows = record(chosen, ("--M", *map(str, options.M)), options.raw)
+    for row in rows:
+        print(show(row), flush=True)
+    if options.output:
+        measure.write_rows(options.output, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

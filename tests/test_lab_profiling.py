@@ -1,0 +1,146 @@
+"""What notebook 10 rests on: targets, reading Nsight Compute's CSV, and kernels with a stage left out."""
+
+import functools
+
+import pytest
+import torch
+
+from jfa import emulator, steps
+from jfa.lab import ablation, counters, measure, targets
+from jfa.lab.targets import BASELINE, Target
+
+SMALL = {"M": 70, "N": 300, "B": 4, "D": 64}
+PASSES = [
+    ("forward", "peeled"),
+    ("forward", "stationary"),
+    ("backward", "peeled"),
+    ("backward", "stationary"),
+]
+
+
+def results(target):
+    with emulator.emulate(arch="sm_90") as machine:
+        found = targets.prepare(target, "cpu")()
+    return found, [finding for report in machine.reports for finding in report.errors()]
+
+
+@pytest.mark.parametrize(("direction", "step"), PASSES)
+def test_a_stage_left_out_leaves_a_kernel_that_runs(direction, step):
+    whole = Target(direction, step, **SMALL)
+    wanted, findings = results(Target(direction, BASELINE, **SMALL))
+    assert findings == []
+    differ = {}
+    for stage in ("", *ablation.edits_of(targets.step_of(whole))):
+        found, findings = results(Target(direction, step, **SMALL, left_out=stage))
+        assert findings == [], stage
+        differ[stage] = ablation.difference(found, wanted)
+    assert differ[""] < 0.01
+    for stage, difference in differ.items():
+        # Only keys past a sequence's end are masked here, and their dQ is zero: they come as zeros.
+        assert stage in ("", "masks") or not difference < 0.02, stage
+
+
+def test_an_edit_reaches_what_a_role_calls_and_nothing_else():
+    peeled = steps.find("hopper", "forward", "peeled")
+    changed = ablation.without(peeled, "masks")
+    assert changed.attend.fn.__module__ != peeled.attend.fn.__module__
+    assert changed.draw is peeled.draw
+    assert changed.tiling is peeled.tiling
+    assert ablation.without(peeled, "masks").attend is changed.attend
+    with pytest.raises(ValueError, match="stage: expected one of exponentials"):
+        ablation.without(peeled, "gravity")
+
+
+def test_an_edit_that_fits_nowhere_is_refused(monkeypatch):
+    monkeypatch.setitem(ablation.FORWARD, "nothing", [("no such line", "pass")])
+    with pytest.raises(ValueError, match="nothing like 'no such line'"):
+        ablation.without(steps.find("hopper", "forward", "peeled"), "nothing")
+
+
+def test_a_process_that_compiles_says_what_went_wrong():
+    if torch.cuda.is_available():
+        pytest.skip("this checks the message of a machine without CUDA")
+    target = Target("forward", "stationary", **SMALL)
+    assert targets.compile_all([target], workers=1)[target]
+
+
+def printed(*launches):
+    header = ["ID", "Kernel Name", "gpu__time_duration.sum", counters.COUNTERS["tensor_busy"][0]]
+    lines = [header, ["", "", "ns", "%"]]
+    lines += [[str(i), *launch] for i, launch in enumerate(launches)]
+    return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+
+
+def test_the_profile_is_read_launch_by_launch():
+    text = printed(("kernel", "12,500", "50"), ("void at::cuda::<unnamed>::spin_kernel(long)", "9", "0"))
+    kernel, mark = counters.rows_of(text)
+    assert (kernel["kernel"], kernel["duration_us"], kernel["tensor_busy"]) == ("kernel", 12.5, 0.5)
+    assert kernel["dram_busy"] == ""
+    assert mark["kernel"] == "spin_kernel"
+    with pytest.raises(ValueError, match="--page raw"):
+        counters.rows_of("==ERROR== nothing was profiled")
+
+
+def test_a_mark_ends_a_target():
+    chosen = [Target("backward", BASELINE), Target("forward", "peeled")]
+    names = ["dkdv_kernel", "dq_kernel", "spin_kernel", "kernel", "spin_kernel"]
+    rows = counters.by_target([{"kernel": name} for name in names], chosen)
+    assert [(row["step"], row["kernel"]) for row in rows] == [
+        (BASELINE, "dkdv_kernel"),
+        (BASELINE, "dq_kernel"),
+        ("peeled", "kernel"),
+    ]
+    with pytest.raises(ValueError, match="expected 2 targets, the profile holds 1"):
+        counters.by_target([{"kernel": name} for name in names[:3]], chosen)
+
+
+def test_only_metrics_that_the_chip_has_are_asked_for():
+    wanted = ["sm__cycles_elapsed.avg", "sm__gone.sum", "launch__registers_per_thread"]
+    said = "Device NVIDIA H200\n-----\nsm__cycles_elapsed   Counter  cycle\nlts__t_sectors  Counter"
+    assert counters.known(wanted, said) == [wanted[0], wanted[2]]
+    assert counters.known(wanted, "") == wanted
+
+
+def test_the_profiled_program_marks_every_target(monkeypatch):
+    calls = []
+    monkeypatch.setattr(counters, "prepare", lambda target: functools.partial(calls.append, target.step))
+    for name in ("synchronize", "cudart", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: Runtime(calls, name))
+    counters.run([Target("forward", "peeled"), Target("forward", "stationary")])
+    counted = "".join(str(call)[0] for call in calls)
+    assert counted == "pppSp_EsssSs_E".replace("_", "w")
+
+
+class Runtime:
+    """Stands for torch.cuda.cudart(); notes the profiler's start and end, and the mark."""
+
+    def __init__(self, calls, name):
+        self.calls = calls
+        if name == "_sleep":
+            calls.append("wait")
+
+    def cudaProfilerStart(self):
+        self.calls.append("Start")
+
+    def cudaProfilerStop(self):
+        self.calls.append("End")
+
+
+def test_rows_of_an_ablation_say_what_was_left_out_and_how_wrong_it_is(monkeypatch):
+    prepare = targets.prepare
+    clock = iter(range(1, 100))
+
+    def timed(functions, rounds, **options):
+        row = {"timer": "cuda-graph", "error": "", **measure.provenance()}
+        return [{"name": name, "ms_p50": float(next(clock)), **row} for name in functions]
+
+    monkeypatch.setattr(ablation, "prepare", lambda target: prepare(target, "cpu"))
+    monkeypatch.setattr(measure, "interleave", timed)
+    whole = Target("forward", "stationary", **SMALL)
+    chosen = [whole, Target("forward", "stationary", **SMALL, left_out="exponentials")]
+    with emulator.emulate(arch="sm_90"):
+        first, second = ablation.measured(chosen)
+    assert (first["left_out"], second["left_out"]) == ("", "exponentials")
+    assert first["rel_error"] < 0.01 < second["rel_error"]
+    assert first["tflops"] == 2 * second["tflops"]
+    assert "without exponentials" in ablation.show(second)
