@@ -331,6 +331,7 @@ def kernel(
         PAIR,
     )
     statistics = Statistics(log2_lse, delta, stat_rows)
+    leave = tlx.alloc_barriers(1)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             COMPUTE(
@@ -345,4 +346,7 @@ def kernel(
         with tlx.async_task(num_warps=1, registers=24):
             REDUCE(keys, deal, buffers, dq, COUNT, TILE, HEAR, SETTLE)
     if PAIR > 1:
-        tlx.cluster_barrier()  # the other CTA's last arrivals still reach into this one's shared memory
+        # The other CTA's last arrivals still reach into this one's shared memory: leave together. (A cluster
+        # barrier would wait for the worker warps, which never arrive at it.)
+        tlx.barrier_arrive(leave[0], 1, remote_cta_rank=1 - tlx.cluster_cta_rank())
+        tlx.barrier_wait(leave[0], 0)
