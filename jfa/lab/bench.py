@@ -3,229 +3,270 @@
     python -m jfa.lab.bench --suite jagged --impl jfa fa4 --output figures/09_results.csv
 
 A case is prepared for every implementation, checked against a float32 computation, and timed in rounds of
-CUDA graph replays, in turn (eager calls where a graph cannot be captured). One row a measurement: forward
-and backward, the whole call as a user writes it ("call") and the kernels alone ("kernel"). An implementation
-that cannot run a case leaves a row that says why. FLOPs are those of the real lengths.
+CUDA graph replays, in turn (eager calls where a graph cannot be captured). One row a measurement: forward,
+backward and both, the whole call as a user writes it ("call") and the kernels alone ("kernel"; both passes
+only as a call). An implementation that cannot run a case leaves a row that says why. FLOPs are those of the
+real lengths. `jfa.lab.results` reads the rows.
 """
 
 import argparse
-import contextlib
+import functools
 import time
 
 import torch
 
-from jfa.lab import flops, measure
-from jfa.lab.cases import SUITES, Case, Inputs, make_inputs
-from jfa.lab.peers import PEERS, Unsupported
+from jfa.lab import cases, child, flops, measure, ours, peak, truth
+from jfa.lab.cases import SUITES, Case, make_inputs
+from jfa.lab.peers import PEERS, REMOTE, Run
 
-CHUNK = 32  # sequences that the check pads together
-
-
-def expected(inputs: Inputs) -> dict[str, torch.Tensor]:
-    """out, dq, dk and dv in float32 (IEEE products), computed on padded chunks of sequences."""
-    case = inputs.case
-    results = {
-        "out": torch.zeros(inputs.dout.shape, device=inputs.q.device),
-        "dq": torch.zeros(inputs.q.shape, device=inputs.q.device),
-        "dk": torch.zeros(inputs.k.shape, device=inputs.q.device),
-        "dv": torch.zeros(inputs.v.shape, device=inputs.q.device),
-    }
-    starts = inputs.kv_offsets[:-1].long()
-    order = inputs.lengths.argsort()  # equal lengths together: little padding
-    for first in range(0, case.B, CHUNK):
-        _expect_chunk(inputs, order[first : first + CHUNK].to(starts.device), starts, results)
-    return results
+DIRECTIONS = ("forward", "backward", "both")
+SCOPES = ("call", "kernel")
+RESERVED = 60 << 30  # bytes that PyTorch may keep for the next case
 
 
-def _expect_chunk(inputs, chunk, starts, results) -> None:
-    case, device = inputs.case, inputs.q.device
-    lengths = inputs.lengths.to(device)[chunk]
-    longest = int(lengths.max())
-    if longest == 0:
-        return
-    slots = torch.arange(longest, device=device)
-    real = slots < lengths[:, None]
-    rows = (starts[chunk, None] + slots).clamp_(max=inputs.k.shape[0] - 1)
-    group = case.Hq // case.Hkv
-    shared = inputs.q_offsets is None
-    k, v = (x.float()[rows].repeat_interleave(group, 2).requires_grad_() for x in (inputs.k, inputs.v))
-    if shared:
-        q = inputs.q.float().expand(len(chunk), *inputs.q.shape).clone().requires_grad_()
-        dout = inputs.dout[chunk].float()
-        offset = lengths[:, None] - case.M + torch.arange(case.M, device=device)
-    else:
-        q = inputs.q.float()[rows].requires_grad_()
-        dout = inputs.dout.float()[rows] * real[:, :, None, None]
-        offset = slots.expand(len(chunk), -1)
-    scores = torch.einsum("bmhd,bnhd->bhmn", q, k) * case.D**-0.5
-    seen = real[:, None, :].expand(-1, q.shape[1], -1)
-    left, right = (None, None) if case.window is None else case.window
-    if case.causal:
-        right = 0
-    if right is not None:
-        seen = seen & (slots <= offset[:, :, None] + right)
-    if left is not None:
-        seen = seen & (slots >= offset[:, :, None] - left)
-    weights = torch.where(seen[:, None], scores, -torch.inf).softmax(-1)
-    weights = torch.where(seen[:, None], weights, 0)  # a row that sees nothing
-    out = torch.einsum("bhmn,bnhd->bmhd", weights, v)
-    dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
-    packed = rows[real]
-    for name, x in (("dk", dk), ("dv", dv)):
-        results[name][packed] = x[real].unflatten(1, (case.Hkv, group)).sum(2)
-    if shared:
-        results["out"][chunk] = out.detach()
-        results["dq"] += dq.sum(0)
-    else:
-        results["out"][packed] = out.detach()[real]
-        results["dq"][packed] = dq[real]
+class Prepared:
+    """Everything of one case that takes turns: functions by (name, direction, scope), and why others do not.
 
+    ``note``, ``errors`` and ``steps`` are by (name, scope); ``calls`` are the runs of scope "call" by name.
+    """
 
-def relative_error(found, wanted: torch.Tensor) -> float:
-    """Norm of the difference over the norm of what was wanted."""
-    return float((found.detach().float() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    def __init__(self, case: Case, device: str):
+        self.case = case
+        self.inputs = make_inputs(case, device)
+        self.wanted = truth.expected(self.inputs)
+        self.functions, self.reasons = {}, {}
+        self.notes, self.errors, self.steps, self.calls = {}, {}, {}, {}
 
-
-def errors(run, wanted: dict[str, torch.Tensor], inputs: Inputs, scope: str) -> dict[str, float]:
-    """Largest relative error of each direction; nan where the peer's own layout is not ours."""
-    out = run.forward()
-    forward = relative_error(out.reshape(wanted["out"].shape), wanted["out"])
-    grads = dict(zip(("dq", "dk", "dv"), run.backward(), strict=True))
-    same = {name: x for name, x in grads.items() if x.shape == wanted[name].shape}
-    backward = [relative_error(x, wanted[name]) for name, x in same.items()]
-    return {"forward": forward, "backward": max(backward, default=float("nan"))}
-
-
-def prepare(inputs: Inputs, impls: list[str], scope: str) -> tuple[dict, dict]:
-    """Runs by implementation, and the reasons of those that cannot run the case."""
-    runs, reasons = {}, {}
-    for name in impls:
+    def add(self, name: str, make, directions, scope: str) -> None:
+        """Prepare one implementation: ``make(inputs, scope)`` gives its run."""
         try:
-            runs[name] = PEERS[name](inputs, scope)
-        except (Unsupported, ImportError, RuntimeError, ValueError, TypeError, AssertionError) as error:
-            text = str(error).splitlines()
-            reasons[name] = f"{type(error).__name__}: {text[0][:160] if text else ''}"
-    return runs, reasons
+            run: Run = make(self.inputs, scope)
+            self.errors[name, scope] = truth.errors(run, self.wanted)
+        except Exception as error:
+            self.reasons |= {(name, way, scope): measure.told(error) for way in directions}
+            return
+        self.steps[name, scope] = run.steps
+        self.functions |= {(name, way, scope): getattr(run, way) for way in directions}
+        if scope == "call":
+            self.calls[name] = run
+
+    def add_remote(self, name: str, process: child.Child, directions, scopes, graph: bool) -> None:
+        """Prepare a peer in its child process."""
+        keys = {f"{way} {scope}": (name, way, scope) for scope in scopes for way in timed(directions, scope)}
+        try:
+            answer = process.prepare(self.case, directions, scopes, graph)
+        except Exception as error:
+            self.reasons |= dict.fromkeys(keys.values(), measure.told(error))
+            return
+        for scope in scopes:
+            self.notes[name, scope] = answer["note"]
+            self.errors[name, scope] = answer["errors"].get(scope, {})
+        for said, key in keys.items():
+            if answer["functions"][said]:
+                self.reasons[key] = answer["functions"][said]
+            else:
+                self.functions[key] = child.There(process, said)
+
+    def add_schedule(self) -> None:
+        """Take the time of making a schedule, where our kernels make one."""
+        maker = ours.schedule_maker(self.inputs)
+        if maker is not None:
+            self.functions["jfa", "", "schedule"] = maker
+
+    def row(self, timed_row: dict) -> dict:
+        """The columns of one measurement."""
+        name, direction, scope = timed_row["name"]
+        facts = {"direction": direction, "scope": scope, "impl": name.partition(":")[0], "name": name}
+        facts["step"] = self.steps.get((name, scope), {}).get(direction, "")
+        facts["rel_error"] = self.errors.get((name, scope), {}).get(direction, "")
+        notes = (self.notes.get((name, scope)), timed_row.get("note"))
+        row = timed_row | self.case.columns() | facts | {"note": "; ".join(note for note in notes if note)}
+        if scope == "schedule":
+            for column in ("ms_p20", "ms_p50", "ms_p80"):
+                if column in row:
+                    row[column] /= ours.IN_A_ROW
+            return row | {"note": f"mean of {ours.IN_A_ROW} in a row", "roof_tflops": ""}
+        return measure.add_work(row, work_of(self.inputs, direction))
 
 
-def in_turn(functions, rounds: int, sample_ms: float, graph: bool) -> list[dict]:
+def timed(directions, scope: str) -> list[str]:
+    """The directions that a scope times: both passes together only as a user calls them."""
+    return [way for way in directions if scope == "call" or way != "both"]
+
+
+def work_of(inputs, direction: str):
+    """FLOPs, bytes and least time of a case."""
+    case = inputs.case
+    window = (None, None) if case.window is None else case.window
+    query = case.M if inputs.q_offsets is None else inputs.query_lengths
+    options = {"Hkv": case.Hkv, "causal": case.causal, "window": window}
+    return flops.roofline(inputs.lengths, query, case.Hq, case.D, direction, **options)
+
+
+def in_turn(functions: dict, rounds: int, graph: bool, **options) -> list[dict]:
     """Interleaved rows; what cannot be captured in a graph is timed again in eager calls, and says so."""
     if not functions:
         return []
-    options = {"sample_ms": sample_ms, "warmup_ms": sample_ms, "keep_going": True}
-    rows = measure.interleave(functions, rounds, graph=graph, **options)
-    failed = {row["name"]: functions[row["name"]] for row in rows if row["error"]}
-    if graph and failed:
-        rows = [row for row in rows if not row["error"]] + in_turn(failed, rounds, sample_ms, False)
-    return rows
+    rows = measure.interleave(functions, rounds, graph=graph, keep_going=True, **options)
+    here = {row["name"] for row in rows if row["error"]}
+    failed = {name: functions[name] for name in here if not isinstance(functions[name], measure.Remote)}
+    if not graph or not failed:
+        return rows
+    again = in_turn(failed, rounds, False, **options)
+    note = "eager calls after the others: no graph could be captured"
+    return [row for row in rows if row["name"] not in failed] + [row | {"note": note} for row in again]
 
 
-def measure_case(
-    case: Case, impls, directions, scopes, rounds: int, sample_ms: float, graph: bool
-) -> list[dict]:
-    """All rows of one case."""
-    inputs = make_inputs(case)
-    wanted = expected(inputs)
-    window = (None, None) if case.window is None else case.window
-    query = case.M if inputs.q_offsets is None else inputs.query_lengths
-    rows = []
-    for scope in scopes:
-        runs, reasons = prepare(inputs, impls, scope)
-        found = {}
-        for name in list(runs):
-            try:
-                found[name] = errors(runs[name], wanted, inputs, scope)
-            except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-                reasons[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
-                del runs[name]
-        for direction in directions:
-            work = flops.roofline(
-                inputs.lengths,
-                query,
-                case.Hq,
-                case.D,
-                direction,
-                Hkv=case.Hkv,
-                causal=case.causal,
-                window=window,
-            )
-            functions = {name: getattr(run, direction) for name, run in runs.items()}
-            timed = in_turn(functions, rounds, sample_ms, graph)
-            timed += [
-                {"name": name, "error": reason, **measure.provenance()} for name, reason in reasons.items()
-            ]
-            for row in timed:
-                name = row["name"]
-                row |= case.columns() | {"direction": direction, "scope": scope, "impl": name}
-                row["rel_error"] = found.get(name, {}).get(direction, "")
-                rows.append(measure.add_work(row, work))
-    return rows
+def measure_case(case: Case, impls, options, monitor=None, process=None) -> tuple[list[dict], list[dict]]:
+    """All rows of one case, and its rows of peak memory; ``options`` are those of the command line."""
+    graph, device = not options.eager, options.device
+    prepared = Prepared(case, device)
+    local = [name for name in impls if name not in REMOTE]
+    for scope in options.scope:
+        directions = timed(options.direction, scope)
+        for name in local:
+            prepared.add(name, PEERS[name], directions, scope)
+        for name in options.steps if scope == options.scope[0] else ():
+            way = name.partition(":")[0]
+            make = functools.partial(ours.prepare, step=ours.named_step(name))
+            prepared.add(f"jfa:{name.partition(':')[2]}", make, [way], scope)
+    for name in set(impls) & set(REMOTE):
+        prepared.add_remote(name, process, options.direction, options.scope, graph)
+    if "jfa" in impls:
+        prepared.add_schedule()
+    sizes = {"sample_ms": options.sample_ms, "warmup_ms": options.sample_ms, "monitor": monitor}
+    rows = in_turn(prepared.functions, options.rounds, graph, host_clock=device == "cpu", **sizes)
+    where = measure.provenance()
+    rows += [{"name": key, "error": reason, **where} for key, reason in prepared.reasons.items()]
+    rows = [prepared.row(row) for row in rows]
+    peaks = []
+    if options.memory and device != "cpu":
+        for name in ("jfa", "fa4"):
+            if name in prepared.calls:
+                peaks.append(peak.row(prepared.calls[name], prepared.inputs, name) | where)
+    return rows, peaks
 
 
-def selected(arguments) -> list[Case]:
+def selected(options) -> list[Case]:
     """The cases that the command line asks for."""
-    cases = [case for suite in arguments.suite for case in SUITES[suite]()]
+    chosen = [case for suite in options.suite for case in SUITES[suite]()]
     for column in ("M", "N", "density"):
-        wanted = getattr(arguments, column)
+        wanted = getattr(options, column)
         if wanted:
-            cases = [case for case in cases if getattr(case, column) in wanted]
-    return cases
+            chosen = [case for case in chosen if getattr(case, column) in wanted]
+    if options.few:
+        chosen = [case for case in chosen if cases.representative(case)]
+    return chosen
+
+
+def impls_of(case: Case, options) -> list[str]:
+    """What runs a case: ``impl`` everywhere, ``more`` on representative cases, remote ones on fewer yet."""
+    more = [
+        name
+        for name in options.more
+        if cases.representative(case, cases.FEWER if name in REMOTE else cases.FEW)
+    ]
+    return list(dict.fromkeys([*options.impl, *more]))
+
+
+def done_before(path) -> set:
+    """(case, impl) of every row that a file has."""
+    try:
+        return {(Case.of(row), row["impl"]) for row in measure.read_rows(path)}
+    except FileNotFoundError:
+        return set()
 
 
 def show(row: dict) -> str:
     """One measurement as a line."""
     shape = f"{row['suite']} M={row['M']} N={row['N']} s={row['density']} {row['direction']} {row['scope']}"
     if row.get("error"):
-        return f"{shape} {row['impl']}: {row['error']}"
-    return (
-        f"{shape} {row['impl']}: {row['ms_p50'] * 1e3:.0f} us, {row['tflops']:.0f} TFLOPS "
-        f"of {row['roof_tflops']:.0f}, error {row['rel_error']:.4f}"
-    )
+        return f"{shape} {row['name']}: {row['error']}"
+    line = f"{shape} {row['name']} {row['step']}: {row['ms_p50'] * 1e3:.1f} us"
+    if row["scope"] != "schedule":
+        line += f", {row['tflops']:.0f} TFLOPS of {row['roof_tflops']:.0f}, error {row['rel_error']:.4f}"
+    return line
 
 
-def main(argv=None) -> int:
-    """Measure the selected cases and write their rows as they come."""
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.bench", description=__doc__.splitlines()[0])
+    names = [*PEERS, *REMOTE]
     parser.add_argument("--suite", nargs="+", choices=list(SUITES), default=["jagged"])
-    parser.add_argument("--impl", nargs="+", choices=list(PEERS), default=["jfa", "jfa_baseline", "fa4"])
+    parser.add_argument("--impl", nargs="*", choices=names, default=["jfa", "fa4"])
+    parser.add_argument("--more", nargs="+", choices=names, default=[], help="on representative cases only")
+    parser.add_argument("--direction", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
+    parser.add_argument("--scope", nargs="+", choices=SCOPES, default=list(SCOPES))
     parser.add_argument(
-        "--direction", nargs="+", choices=["forward", "backward"], default=["forward", "backward"]
+        "--steps",
+        nargs="+",
+        default=[],
+        help="our steps as direction:name, or 'all'; in the first scope",
     )
-    parser.add_argument("--scope", nargs="+", choices=["call", "kernel"], default=["call"])
     parser.add_argument("--M", nargs="+", type=int)
     parser.add_argument("--N", nargs="+", type=int)
     parser.add_argument("--density", nargs="+", type=float)
+    parser.add_argument("--few", action="store_true", help="representative cases only")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sample-ms", type=float, default=10.0)
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
+    parser.add_argument("--flex-limit-s", type=float, default=child.PREPARE_S, help="to compile one case")
+    parser.add_argument("--resume", action="store_true", help="leave out cases that the output has")
     parser.add_argument("--output", help="CSV to write; rows are appended")
-    arguments = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device: there is nothing to measure here")
-    torch.backends.cuda.matmul.allow_tf32 = False
+    parser.add_argument("--memory", help="CSV of peak memory to write; rows are appended")
+    parser.add_argument("--compile", type=int, metavar="JOBS", help="fill the compilers' caches")
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+    return parser
+
+
+def run(options) -> int:
+    """Measure case after case and write the rows of each as they come."""
     start = time.monotonic()
-    stream = torch.cuda.Stream()  # a graph captures a backward pass only on the stream of its forward pass
-    for case in selected(arguments):
-        if time.monotonic() - start > arguments.limit_s:
-            print(f"not measured, {arguments.limit_s:.0f} s are over: {case}", flush=True)
-            continue
-        with torch.cuda.stream(stream), contextlib.suppress(KeyboardInterrupt):
-            rows = measure_case(
-                case,
-                arguments.impl,
-                arguments.direction,
-                arguments.scope,
-                arguments.rounds,
-                arguments.sample_ms,
-                not arguments.eager,
-            )
-        for row in rows:
-            print(show(row), flush=True)
-        if arguments.output:
-            measure.write_rows(arguments.output, rows, append=True)
-        torch.cuda.empty_cache()
+    before = done_before(options.output) if options.resume and options.output else set()
+    left = 0
+    with measure.Monitor() as monitor, child.Child(prepare_s=options.flex_limit_s) as process:
+        monitor.wait()
+        for case in selected(options):
+            impls = impls_of(case, options)
+            if not impls or all((case, impl) in before for impl in impls):
+                continue
+            if time.monotonic() - start > options.limit_s:
+                left += 1
+                continue
+            rows, peaks = measure_case(case, impls, options, monitor, process)
+            for row in rows:
+                print(show(row), flush=True)
+            if options.output:
+                measure.write_rows(options.output, rows, append=True)
+            if options.memory and peaks:
+                measure.write_rows(options.memory, peaks, append=True)
+            if process.process is not None:
+                process.forget()
+            if options.device != "cpu" and torch.cuda.memory_reserved() > RESERVED:
+                torch.cuda.empty_cache()
+    print(f"{time.monotonic() - start:.0f} s; {left} cases not measured for want of time", flush=True)
     return 0
+
+
+def main(argv=None) -> int:
+    """Measure the selected cases, or fill the caches for them."""
+    options = parser().parse_args(argv)
+    if options.steps == ["all"]:
+        options.steps = ours.all_steps()
+    for name in options.steps:
+        ours.named_step(name)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser().error("no CUDA device: there is nothing to measure here")
+    if options.compile:
+        from jfa.lab import warm
+
+        return warm.fill(options)
+    if options.device == "cpu":
+        return run(options)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.cuda.stream(torch.cuda.Stream()):  # backward is captured only on the stream of its forward
+        return run(options)
 
 
 if __name__ == "__main__":

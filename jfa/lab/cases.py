@@ -28,6 +28,15 @@ class Case:
     window: tuple[int, int] | None = None
     dtype: str = "bfloat16"
 
+    @classmethod
+    def of(cls, columns: dict) -> "Case":
+        """The case whose `columns` these are, among others or read from a file."""
+        names = ("suite", "M", "N", "density", "B", "Hq", "Hkv", "D", "dtype")
+        window = str(columns["window"] or "")
+        sides = tuple(int(side) for side in window.split(",")) if window else None
+        facts = {name: columns[name] for name in names}
+        return cls(**facts, causal=bool(columns["causal"]), window=sides)
+
     @property
     def packed(self) -> bool:
         """Whether queries are packed (self-attention) instead of broadcast."""
@@ -100,6 +109,28 @@ def packed_cases() -> list[Case]:
         for N, B in ((1024, 256), (4096, 64))
         for causal in (False, True)
     ]
+
+
+# Shapes (M, N, density) for what is too slow to measure everywhere: most peers, and FlexAttention.
+FEW = (
+    (128, 512, 0.1),
+    (128, 1024, 0.5),
+    (128, 2048, 0.9),
+    (256, 1024, 0.5),
+    (256, 2048, 0.9),
+    (512, 1024, 0.1),
+    (512, 2048, 0.5),
+    (512, 4096, 0.9),
+)
+FEWER = ((128, 1024, 0.5), (256, 1024, 0.5), (512, 2048, 0.5))
+
+
+def representative(case: Case, shapes=FEW) -> bool:
+    """Whether a case stands for others: the jagged ones of ``shapes``, and every other suite."""
+    if case.suite != "jagged":
+        return shapes is FEW or case.M in (0, 128, 1024) and case.N <= 1024
+    plain = case == Case("jagged", case.M, case.N, case.density, case.B)
+    return plain and (case.M, case.N, case.density) in shapes
 
 
 SUITES = {

@@ -96,22 +96,24 @@ def _fixed(device):
     return row
 
 
-def provenance(monitor=None):
+def provenance(monitor=None, since=0.0):
     """Where a number comes from, as a dict by ``PROVENANCE``; unknown entries are "".
 
-    ``monitor`` is a finished `Monitor`, whose medians fill the clock (MHz), power (W) and temperature (C).
+    A `Monitor` fills clock (MHz), power (W) and temperature (C) with its medians ``since`` a time.
     """
     import torch
 
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     row = dict(_fixed(device), date=time.strftime("%Y-%m-%d"))
-    return row | (monitor.medians() if monitor is not None else {})
+    return row | (monitor.medians(since) if monitor is not None else {})
 
 
 class Monitor:
     """Watches the current GPU's SM clock, power and temperature while its block runs, ten times a second.
 
-    A context manager; without nvidia-smi it sees nothing and says so by "" in ``medians``.
+    A context manager; without nvidia-smi it sees nothing and says so by "" in ``medians``. One can watch a
+    whole program, because nvidia-smi takes seconds to start: `wait` until it sees, then ask ``medians`` for
+    what came since.
     """
 
     fields = {"sm_clock_mhz": "clocks.sm", "power_w": "power.draw", "temperature_c": "temperature.gpu"}
@@ -119,6 +121,7 @@ class Monitor:
     def __init__(self, milliseconds=100):
         self.milliseconds = milliseconds
         self.samples = []
+        self.times = []  # of the samples, by time.monotonic
         self._process = self._thread = None
 
     def __enter__(self):
@@ -137,20 +140,31 @@ class Monitor:
         for line in self._process.stdout:
             values = [number(part.strip()) for part in line.split(",")]
             if len(values) == len(self.fields):
+                self.times.append(time.monotonic())
                 self.samples.append(values)
+
+    def wait(self, seconds=5.0):
+        """Wait until the first sample is there, at most so long; no wait where there will be none."""
+        deadline = time.monotonic() + seconds
+        while self._process is not None and not self.samples and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def __exit__(self, *error):
         if self._process is not None:
-            deadline = time.monotonic() + 5
-            while not self.samples and time.monotonic() < deadline:  # a run shorter than nvidia-smi's start
-                time.sleep(0.05)
+            self.wait()  # a run shorter than nvidia-smi's start
             self._process.terminate()
             self._process.wait()
             self._thread.join()
             self._process.stdout.close()
 
-    def medians(self):
-        """Median of what was seen, by column; "" for what was not."""
-        columns = zip(*self.samples) if self.samples else ((),) * len(self.fields)
+    def medians(self, since=0.0):
+        """Median of what was seen since a time (time.monotonic), by column; "" for what was not.
+
+        Where nothing came since, the last sample before it.
+        """
+        samples = list(self.samples)
+        late = [sample for sample, at in zip(samples, self.times) if at >= since]
+        samples = late or samples[-1:]
+        columns = zip(*samples) if samples else ((),) * len(self.fields)
         known = ([value for value in column if value != ""] for column in columns)
         return {name: statistics.median(seen) if seen else "" for name, seen in zip(self.fields, known)}

@@ -1,5 +1,6 @@
 """Timing that can be traced: interleaved rounds, and rows that say where and how they were taken."""
 
+import contextlib
 import csv
 import math
 import time
@@ -13,18 +14,20 @@ from jfa.lab.machine import PROVENANCE, Monitor, provenance
 __all__ = [
     "COLUMNS",
     "Monitor",
+    "Remote",
     "add_work",
     "interleave",
     "predicted_row",
     "provenance",
     "read_rows",
+    "told",
     "write_rows",
 ]
 
 SHAPE = ("suite", "M", "N", "density", "B", "Hq", "Hkv", "D", "causal", "window", "dtype")
 WHAT = ("direction", "scope", "impl", "step", "name")
 TIMES = ("ms_p20", "ms_p50", "ms_p80", "tflops", "roof_tflops", "rel_error")
-HOW = ("timer", "rounds", "calls", "flushed", "error")
+HOW = ("timer", "rounds", "calls", "flushed", "error", "note")
 PREDICTED = ("predicted_ms", "predicted_tflops", "model")
 COLUMNS = (*SHAPE, *WHAT, *TIMES, *PREDICTED, *HOW, *PROVENANCE)
 TIMERS = ("cuda-event", "cuda-graph", "host-clock")
@@ -77,6 +80,11 @@ class _Graphs(_Events):
 
     timer = "cuda-graph"
 
+    def __init__(self, flush):
+        super().__init__(flush)
+        # One pool for all graphs: they run one after another and nobody reads what a replay leaves there.
+        self.pool = self.torch.cuda.graph_pool_handle()
+
     def prepare(self, fn):
         cuda = self.torch.cuda
         stream = cuda.current_stream()
@@ -87,9 +95,35 @@ class _Graphs(_Events):
             fn()
         cuda.synchronize()
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, stream=stream):
+        with cuda.graph(graph, pool=self.pool, stream=stream):
             fn()
         return graph.replay
+
+
+class Remote:
+    """A function that another process runs and times, for `interleave` beside functions of this one.
+
+    ``timer`` says how it times; ``prepare`` makes it ready or raises, ``time`` gives milliseconds a call.
+    """
+
+    timer = "cuda-event"
+
+    def prepare(self):
+        raise NotImplementedError
+
+    def time(self, calls: int) -> float:
+        raise NotImplementedError
+
+
+class _There:
+    """The clock of `Remote` functions: the other process's."""
+
+    def prepare(self, fn):
+        fn.prepare()
+        return fn
+
+    def time(self, fn, calls):
+        return fn.time(calls)
 
 
 class _HostClock:
@@ -108,7 +142,8 @@ class _HostClock:
         return (time.perf_counter() - start) / calls * 1e3
 
 
-def _clock(graph, flush_l2, host_clock):
+def clock(graph=False, flush_l2=False, host_clock=False):
+    """What times functions: an object with ``timer``, ``prepare(fn)`` and ``time(prepared, calls)``."""
     import torch
 
     if host_clock:
@@ -134,6 +169,7 @@ def interleave(
     graph: bool = False,
     host_clock: bool = False,
     keep_going: bool = False,
+    monitor: Monitor | None = None,
 ) -> list[dict]:
     """Time several functions in turn, round after round, and return one row of columns for each.
 
@@ -141,45 +177,62 @@ def interleave(
     function for at least ``sample_ms`` and counts as its mean. ms_p20, ms_p50 and ms_p80 are quantiles over
     the rounds, in milliseconds a call. ``pause_s`` lets the GPU cool before each sample. ``flush_l2`` empties
     the L2 cache before every call, outside the timed span. ``graph`` times replays of a CUDA graph, so the
-    host's launch time is left out. Rows carry `provenance`, with SM clock and power of the run.
+    host's launch time is left out. Rows carry `provenance`, with SM clock and power of the run, from a
+    ``monitor`` that is running, or from one of its own. A function that is a `Remote` is timed where it runs.
 
     ``keep_going`` turns a function that raises into a row whose "error" says so. Raises RuntimeError without
     a CUDA device unless ``host_clock`` is given.
     """
     if rounds < 1 or not functions:
         raise ValueError(f"expected functions and at least one round, got {len(functions)} and {rounds}")
-    clock = _clock(graph, flush_l2, host_clock)
+    here, there = clock(graph, flush_l2, host_clock), _There()
     ready, failed = {}, {}
     for name, fn in functions.items():
+        one = there if isinstance(fn, Remote) else here
         try:
-            prepared = clock.prepare(fn)
-            once = clock.time(prepared, 3)
-            clock.time(prepared, _calls(warmup_ms, once))
-            ready[name] = (prepared, _calls(sample_ms, clock.time(prepared, 3)))
+            prepared = one.prepare(fn)
+            once = one.time(prepared, 1)
+            once = one.time(prepared, max(3, _calls(warmup_ms, once)))
+            ready[name] = (one, prepared, _calls(sample_ms, once))
         except Exception as error:
             if not keep_going:
                 raise
-            failed[name] = (
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip()
-            )
+            failed[name] = told(error)
     samples = {name: [] for name in ready}
-    with Monitor() as monitor:
+    start = time.monotonic()
+    with contextlib.nullcontext(monitor) if monitor is not None else Monitor() as watching:
         for turn in range(rounds):
-            names = list(ready)
+            names = list(samples)
             for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
                 time.sleep(pause_s)
-                samples[name].append(clock.time(*ready[name]))
-    found = provenance(monitor)
-    how = {"timer": clock.timer, "rounds": rounds, "flushed": int(flush_l2)}
+                one, prepared, calls = ready[name]
+                try:
+                    samples[name].append(one.time(prepared, calls))
+                except Exception as error:
+                    if not keep_going:
+                        raise
+                    failed[name] = told(error)
+                    del samples[name]
+    found = provenance(watching, start)
+    how = {"rounds": rounds, "flushed": int(flush_l2)}
     rows = []
-    for name in functions:
+    for name, fn in functions.items():
         if name in failed:
             rows.append({"name": name, "error": failed[name], **found})
             continue
         p20, p50, p80 = np.percentile(samples[name], (20, 50, 80)).tolist()
         times = {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80}
-        rows.append({"name": name, **times, **how, "calls": ready[name][1], "error": "", **found})
+        timer = fn.timer if isinstance(fn, Remote) else here.timer
+        rows.append(
+            {"name": name, **times, "timer": timer, **how, "calls": ready[name][2], "error": "", **found}
+        )
     return rows
+
+
+def told(error: Exception) -> str:
+    """An error in one line of at most 200 characters."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:180] if text else ''}".strip()
 
 
 def _calls(milliseconds, one):
@@ -253,7 +306,8 @@ def _value(text):
     return text
 
 
-TEXT_COLUMNS = frozenset({"commit", "driver", "cuda", "torch", "fbtriton", "date", "window", "name", "error"})
+VERSIONS = ("commit", "driver", "cuda", "torch", "fbtriton", "date")
+TEXT_COLUMNS = frozenset({*VERSIONS, "window", "step", "name", "error", "note"})
 
 
 def read_rows(path) -> list[dict]:

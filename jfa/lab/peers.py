@@ -6,7 +6,7 @@ expanding beforehand. A peer that cannot run a case raises `Unsupported` with th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,18 +19,42 @@ class Unsupported(Exception):
 
 @dataclass
 class Run:
-    """A peer prepared for one case: ``forward()`` gives out, ``backward()`` gives (dq, dk, dv)."""
+    """A peer prepared for one case.
+
+    ``forward()`` gives out, ``backward()`` and ``both()`` give (dq, dk, dv), the former of a forward pass
+    that ran before; ``result()`` is out in the layout of `Inputs`. ``steps`` names what ran by direction.
+    """
 
     forward: Callable[[], torch.Tensor]
     backward: Callable[[], tuple]
+    both: Callable[[], tuple]
+    result: Callable[[], torch.Tensor]
+    steps: dict[str, str] = field(default_factory=dict)
 
 
-def expanded_query(inputs: Inputs) -> torch.Tensor:
+def run_of(attend: Callable[[], torch.Tensor], leaves, dout: torch.Tensor, finish=None, result=None) -> Run:
+    """A Run of ``attend()``, differentiable in ``leaves``; ``finish`` is what a forward pass does besides."""
+    finish = finish or (lambda out: out)
+    result = result or (lambda out: out)
+    with torch.no_grad():
+        if attend().shape != dout.shape:
+            raise Unsupported(f"output has shape {tuple(attend().shape)}")
+    graph = attend()
+    return Run(
+        forward=lambda: finish(attend()),
+        backward=lambda: torch.autograd.grad(graph, leaves, dout, retain_graph=True),
+        both=lambda: torch.autograd.grad(attend(), leaves, dout),
+        result=lambda: result(attend()),
+    )
+
+
+def expanded_query(inputs: Inputs, q: torch.Tensor | None = None) -> torch.Tensor:
     """The query in packed form (Tq, Hq, D): repeated for every sequence when it is shared."""
+    q = inputs.q if q is None else q
     if inputs.q_offsets is not None:
-        return inputs.q
+        return q
     case = inputs.case
-    return inputs.q.expand(case.B, *inputs.q.shape).reshape(case.B * case.M, case.Hq, case.D)
+    return q.expand(case.B, *q.shape).reshape(case.B * case.M, case.Hq, case.D)
 
 
 def query_offsets(inputs: Inputs) -> torch.Tensor:
@@ -41,38 +65,21 @@ def query_offsets(inputs: Inputs) -> torch.Tensor:
     return torch.arange(0, (case.B + 1) * case.M, case.M, dtype=torch.int32, device=inputs.q.device)
 
 
-def _varlen_run(inputs: Inputs, scope: str, attend) -> Run:
-    """Wrap a varlen function attend(q, k, v) over packed tensors."""
-    shared = inputs.q_offsets is None
-    k = inputs.k.detach().requires_grad_()
-    v = inputs.v.detach().requires_grad_()
-    if scope == "call":
-        q = inputs.q.detach().requires_grad_()
-    else:
-        q = expanded_query(inputs).detach().contiguous().requires_grad_()
+def leaves_of(inputs: Inputs, scope: str) -> list[torch.Tensor]:
+    """q, k and v that ask for gradients; in scope "kernel" q is expanded beforehand."""
+    q = inputs.q if scope == "call" else expanded_query(inputs).contiguous()
+    return [x.detach().requires_grad_() for x in (q, inputs.k, inputs.v)]
+
+
+def _varlen_run(inputs: Inputs, scope: str, function) -> Run:
+    """Wrap a varlen function(q, k, v) over packed tensors."""
+    leaves = q, k, v = leaves_of(inputs, scope)
+
+    def attend():
+        return function(expanded_query(inputs, q) if scope == "call" else q, k, v)
+
     shape = inputs.dout.shape
-
-    def forward():
-        case = inputs.case
-        query = q
-        if scope == "call" and shared:
-            query = q.expand(case.B, *q.shape).reshape(case.B * case.M, case.Hq, case.D)
-        return attend(query, k, v)
-
-    with torch.no_grad():
-        _require_shape(forward(), inputs)
-    graph = forward()
-    dout = inputs.dout.reshape(graph.shape)
-
-    def backward():
-        return torch.autograd.grad(graph, (q, k, v), dout, retain_graph=True)
-
-    return Run(lambda: forward().view(shape), backward)
-
-
-def _require_shape(out: torch.Tensor, inputs: Inputs) -> None:
-    if out.numel() != inputs.dout.numel():
-        raise Unsupported(f"output has shape {tuple(out.shape)}")
+    return run_of(attend, leaves, inputs.dout.flatten(0, -3), result=lambda out: out.view(shape))
 
 
 def fa4(inputs: Inputs, scope: str) -> Run:
@@ -119,19 +126,41 @@ def torch_varlen(inputs: Inputs, scope: str) -> Run:
     return _varlen_run(inputs, scope, attend)
 
 
-def _padding_index(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index (B, N) of every padded slot's packed row, and the mask of slots that hold a row."""
-    longest = inputs.max_kv_len
-    slots = torch.arange(longest, device=inputs.q.device)
-    valid = slots[None, :] < inputs.lengths.to(inputs.q.device)[:, None]
-    index = inputs.kv_offsets[:-1].long()[:, None] + slots[None, :]
-    return index.clamp_(max=max(inputs.k.shape[0] - 1, 0)), valid
+@dataclass
+class _Padding:
+    """How packed rows (T, H, D) become (B, H, N, D) and back; a batch without padding only changes shape."""
+
+    longest: int
+    batch: int
+    index: torch.Tensor  # (B, N): the packed row of every slot
+    valid: torch.Tensor  # (B, N): whether the slot holds a row
+    slots: torch.Tensor  # (T,): the slot of every packed row
+    full: bool
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> "_Padding":
+        longest = inputs.max_kv_len
+        slots = torch.arange(longest, device=inputs.q.device)
+        valid = slots[None, :] < inputs.lengths.to(inputs.q.device)[:, None]
+        index = inputs.kv_offsets[:-1].long()[:, None] + slots[None, :]
+        index = index.clamp_(max=max(inputs.k.shape[0] - 1, 0))
+        places = valid.flatten().nonzero()[:, 0]
+        return cls(longest, len(valid), index, valid, places, bool(valid.all()))
+
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.unflatten(0, (self.batch, self.longest)) if self.full else x[self.index]
+        return rows.transpose(1, 2)
+
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.transpose(1, 2).flatten(0, 1)
+        return rows if self.full else rows[self.slots]
 
 
 def cudnn(inputs: Inputs, scope: str) -> Run:
     """cuDNN through scaled_dot_product_attention on padded tensors; padding is hidden by a boolean mask.
 
-    Scope "call" includes padding k and v; "kernel" pads beforehand. A batch without padding needs no mask.
+    Scope "call" includes padding k and v; "kernel" pads beforehand. A batch without padding needs neither
+    copies nor a mask.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -139,93 +168,61 @@ def cudnn(inputs: Inputs, scope: str) -> Run:
     case = inputs.case
     if case.window is not None:
         raise Unsupported("no window")
-    index, valid = _padding_index(inputs)
-    full = bool(valid.all())
-    if case.causal and not full:
+    padding = _Padding.of(inputs)
+    if case.causal and not padding.full:
         raise Unsupported("a causal mask and a padding mask together")
-    bytes_needed = 2 * valid.numel() * case.Hkv * case.D * 2
+    bytes_needed = 2 * padding.valid.numel() * case.Hkv * case.D * 2
     if bytes_needed > 40e9:
         raise Unsupported(f"padded K and V take {bytes_needed / 1e9:.0f} GB")
-    mask = None if full else valid[:, None, None, :]
-    grouped = case.Hq != case.Hkv
+    mask = None if padding.full else padding.valid[:, None, None, :]
+    packed = inputs.q_offsets is not None
 
-    def pad(x):
-        return x[index].transpose(1, 2)
+    def padded_query(q):
+        return padding.pad(q) if packed else q.transpose(0, 1).expand(case.B, case.Hq, case.M, case.D)
 
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     if scope == "kernel":
-        q = pad(inputs.q) if inputs.q_offsets is not None else _shared(inputs.q, case)
-        leaves = [x.detach().contiguous().requires_grad_() for x in (q, pad(inputs.k), pad(inputs.v))]
+        ready = (padded_query(inputs.q), padding.pad(inputs.k), padding.pad(inputs.v))
+        leaves = [x.detach().contiguous().requires_grad_() for x in ready]
 
-    def forward():
+    def attend():
         q, k, v = leaves
         if scope == "call":
-            q = pad(q) if inputs.q_offsets is not None else _shared(q, case)
-            k, v = pad(k), pad(v)
+            q, k, v = padded_query(q), padding.pad(k), padding.pad(v)
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=case.causal, enable_gqa=grouped
+                q, k, v, attn_mask=mask, is_causal=case.causal, enable_gqa=case.Hq != case.Hkv
             )
 
-    def unpad(out):
-        out = out.transpose(1, 2)
-        return out[valid] if inputs.q_offsets is not None else out
+    def packed_rows(out):
+        return padding.unpad(out) if packed else out.transpose(1, 2)
 
-    graph = forward()
-    if inputs.q_offsets is not None:
-        dout = inputs.dout[index] * valid[:, :, None, None]
-    else:
-        dout = inputs.dout
-    dout = dout.transpose(1, 2).to(graph.dtype)
-
-    def backward():
-        return torch.autograd.grad(graph, leaves, dout, retain_graph=True)
-
-    def finished():
-        out = forward()
-        return unpad(out) if scope == "call" else out
-
-    return Run(finished, backward)
+    dout = inputs.dout.transpose(1, 2)
+    if packed:
+        dout = padding.pad(inputs.dout) * padding.valid[:, None, :, None]
+    finish = packed_rows if scope == "call" else None
+    return run_of(attend, leaves, dout, finish=finish, result=packed_rows)
 
 
-def _shared(q: torch.Tensor, case) -> torch.Tensor:
-    return q.transpose(0, 1).expand(case.B, case.Hq, case.M, case.D)
+def jfa(inputs: Inputs, scope: str) -> Run:
+    """Ours, with the backend and steps that it chooses itself."""
+    from jfa.lab import ours
+
+    return ours.prepare(inputs, scope)
 
 
-def jfa_backend(backend: str, step=None) -> Callable[[Inputs, str], Run]:
-    """One of our own backends as a peer; scope "kernel" reuses a schedule made beforehand."""
+def jfa_baseline(inputs: Inputs, scope: str) -> Run:
+    """Our compiler-scheduled baseline."""
+    from jfa.lab import ours
 
-    def prepare(inputs: Inputs, scope: str) -> Run:
-        import jfa
-
-        case = inputs.case
-        q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
-        options = {"causal": case.causal, "backend": backend, "step": step}
-        if case.window is not None:
-            options["window"] = case.window
-        if scope == "kernel" and backend != "triton":  # the baseline finds its tiles by itself
-            from jfa.schedule import make_schedule
-
-            rows = (q.shape[0], k.shape[0])
-            options["schedule"] = make_schedule(rows, inputs.kv_offsets, inputs.q_offsets)
-
-        def forward():
-            return jfa.jagged_flash_attention(q, k, v, inputs.kv_offsets, inputs.q_offsets, **options)
-
-        graph = forward()
-
-        def backward():
-            return torch.autograd.grad(graph, (q, k, v), inputs.dout, retain_graph=True)
-
-        return Run(forward, backward)
-
-    return prepare
+    return ours.prepare(inputs, scope, backend="triton")
 
 
 PEERS = {
-    "jfa": jfa_backend("auto"),
-    "jfa_baseline": jfa_backend("triton"),
+    "jfa": jfa,
+    "jfa_baseline": jfa_baseline,
     "fa4": fa4,
     "torch_varlen": torch_varlen,
     "cudnn": cudnn,
 }
+REMOTE = ("flex",)  # peers that run in a child process
