@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jfa import emulator, steps
-from jfa.lab import ablation, counters, measure, targets
+from jfa.lab import ablation, counters, measure, rounds, targets
 from jfa.lab.targets import BASELINE, Target
 
 SMALL = {"M": 70, "N": 300, "B": 4, "D": 64}
@@ -144,3 +144,10 @@ def test_rows_of_an_ablation_say_what_was_left_out_and_how_wrong_it_is(monkeypat
     assert first["rel_error"] < 0.01 < second["rel_error"]
     assert first["tflops"] == 2 * second["tflops"]
     assert "without exponentials" in ablation.show(second)
+
+
+def test_rounds_take_everyone_in_turn():
+    assert rounds.in_blocks("ab", 3) == list("aaabbb")
+    assert rounds.in_turn("ab", 3) == list("abbaab")
+    turns = rounds.in_turn("abc", 3)
+    assert sorted(turns[:3]) == sorted(turns[3:6]) == list("abc")
