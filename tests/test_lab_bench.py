@@ -198,3 +198,40 @@ def test_caches_are_filled_for_one_case_of_a_kind(capsys):
     once = functools.partial(warm.once, TINY["dense"], device="cpu")
     assert once("jfa", ["forward"], ["call"]) == ""
     assert "no steps" in once("forward:peeled", ["forward"], ["call"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [[], ["--eager"]], ids=["graph", "eager"])
+def test_on_a_gpu_ours_runs_in_graphs_and_within_its_error(eager, monkeypatch, tmp_path):
+    case = cases.Case("jagged", 128, 256, 0.5, B=16)
+    monkeypatch.setattr(
+        bench,
+        "SUITES",
+        {"jagged": lambda: [case], "packed": lambda: [cases.Case("packed", 0, 128, 0.5, B=8)]},
+    )
+    output, memory = tmp_path / "rows.csv", tmp_path / "memory.csv"
+    arguments = [
+        "--suite",
+        "jagged",
+        "packed",
+        "--impl",
+        "jfa",
+        "jfa_baseline",
+        "cudnn",
+        "--rounds",
+        "2",
+        "--sample-ms",
+        "1",
+    ]
+    assert bench.main([*arguments, *eager, "--output", str(output), "--memory", str(memory)]) == 0
+    rows = measure.read_rows(output)
+    ours_alone = [
+        row for row in rows if row["impl"] in ("jfa", "jfa_baseline") and row["scope"] != "schedule"
+    ]
+    assert len(ours_alone) == 2 * 2 * 5
+    for row in ours_alone:
+        assert row["error"] == "" and row["rel_error"] < 0.01 and row["ms_p50"] > 0, row
+        assert row["timer"] == ("cuda-event" if eager else "cuda-graph")
+    for row in measure.read_rows(memory):
+        assert row["peak_extra_bytes"] >= 0
+    assert torch.cuda.memory_allocated() < 1 << 30

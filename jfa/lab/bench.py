@@ -177,6 +177,15 @@ def done_before(path) -> set:
         return set()
 
 
+def lost_device() -> str:
+    """What a CUDA call says after an error that no later one survives, or ""."""
+    try:
+        torch.cuda.synchronize()
+        return ""
+    except RuntimeError as error:
+        return measure.told(error)
+
+
 def show(row: dict) -> str:
     """One measurement as a line."""
     shape = f"{row['suite']} M={row['M']} N={row['N']} s={row['density']} {row['direction']} {row['scope']}"
@@ -241,8 +250,10 @@ def run(options) -> int:
                 measure.write_rows(options.output, rows, append=True)
             if options.memory and peaks:
                 measure.write_rows(options.memory, peaks, append=True)
-            if process.process is not None:
-                process.forget()
+            if options.device != "cpu" and (broken := lost_device()):
+                print(f"stopped, because this process has lost its GPU: {broken}", flush=True)
+                return 1
+            process.forget()
             if options.device != "cpu" and torch.cuda.memory_reserved() > RESERVED:
                 torch.cuda.empty_cache()
     print(f"{time.monotonic() - start:.0f} s; {left} cases not measured for want of time", flush=True)

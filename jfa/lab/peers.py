@@ -36,10 +36,9 @@ def run_of(attend: Callable[[], torch.Tensor], leaves, dout: torch.Tensor, finis
     """A Run of ``attend()``, differentiable in ``leaves``; ``finish`` is what a forward pass does besides."""
     finish = finish or (lambda out: out)
     result = result or (lambda out: out)
-    with torch.no_grad():
-        if attend().shape != dout.shape:
-            raise Unsupported(f"output has shape {tuple(attend().shape)}")
     graph = attend()
+    if graph.shape != dout.shape:
+        raise Unsupported(f"output has shape {tuple(graph.shape)}")
     return Run(
         forward=lambda: finish(attend()),
         backward=lambda: torch.autograd.grad(graph, leaves, dout, retain_graph=True),

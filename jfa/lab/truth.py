@@ -36,14 +36,14 @@ def _expect_chunk(inputs, chunk, longest, starts, results) -> None:
     rows = (starts[chunk, None] + slots).clamp_(max=inputs.k.shape[0] - 1)
     group = case.Hq // case.Hkv
     shared = inputs.q_offsets is None
-    k, v = (x.float()[rows].repeat_interleave(group, 2).requires_grad_() for x in (inputs.k, inputs.v))
+    k, v = (x[rows].float().repeat_interleave(group, 2).requires_grad_() for x in (inputs.k, inputs.v))
     if shared:
         q = inputs.q.float().expand(len(chunk), *inputs.q.shape).clone().requires_grad_()
         dout = inputs.dout[chunk].float()
         offset = lengths[:, None] - case.M + torch.arange(case.M, device=device)
     else:
-        q = inputs.q.float()[rows].requires_grad_()
-        dout = inputs.dout.float()[rows] * real[:, :, None, None]
+        q = inputs.q[rows].float().requires_grad_()
+        dout = inputs.dout[rows].float() * real[:, :, None, None]
         offset = slots.expand(len(chunk), -1)
     scores = torch.einsum("bmhd,bnhd->bhmn", q, k) * case.D**-0.5
     seen = _seen(case, slots, real, offset)
