@@ -1,12 +1,12 @@
 """The public function: it validates, then calls one PyTorch operator that runs the chosen backend."""
 
+import weakref
+
 import torch
 
-from jfa import backends, jagged
+from jfa import backends, jagged, validation
 from jfa.kernels.problem import Problem
-
-LARGEST = 1 << 62  # of an int that an operator can carry; more keys than that exist nowhere
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+from jfa.kernels.step import Step
 
 
 def jagged_flash_attention(
@@ -46,23 +46,27 @@ def jagged_flash_attention(
     with it stays right for any lengths up to it); a longer sequence is an error when checked.
     ``deterministic``: the same bits for dq in every run; ``torch.use_deterministic_algorithms`` asks for
     it too. ``schedule``: a ``jfa.schedule.Schedule``. ``step``: a step of the course, by name or as an
-    object. ``backend``: one of ``jfa.backends.NAMES``; kernels run CPU tensors in the emulator.
-    ``check``: read the offsets' values and refuse bad ones; None does so on a CPU only, as a GPU must be
-    waited for.
+    object; a name stands for both directions where both ladders have it, an object for its own, and the
+    other direction chooses for itself. If gradients are wanted and the backward step that is named cannot
+    run the call ("stationary" takes a shared query block, as many heads of q as of k, and no window), or
+    adds dq in no fixed order although ``deterministic`` asks for one, that is an error here and not only
+    in the backward pass. ``backend``: one of ``jfa.backends.NAMES``; kernels run CPU tensors in the
+    emulator. ``check``: read the offsets' values and refuse bad ones; None does so on a CPU only, as a
+    GPU must be waited for. Meta tensors give meta tensors, by shapes alone.
 
     Raises TypeError and ValueError that name the argument, what was expected and what came, and RuntimeError
     when the backend cannot run on this machine or a second derivative is asked for. Defined by
     ``jfa.reference.attention``; notebook 01_jagged_batches explains it.
     """
-    q, k, v, kv_offsets, q_offsets = _unpack(q, k, v, kv_offsets, q_offsets, check)
-    q, k, v = _autocast(q, k, v)
-    _check_tensors(q, k, v, kv_offsets, q_offsets)
-    _check_switches(causal=causal, return_lse=return_lse, deterministic=deterministic)
-    left, right = _check_window(window)
+    q, k, v, kv_offsets, q_offsets = validation.unpack(q, k, v, kv_offsets, q_offsets, check)
+    q, k, v = validation.autocast(q, k, v)
+    validation.check_tensors(q, k, v, kv_offsets, q_offsets)
+    validation.check_switches(causal=causal, return_lse=return_lse, deterministic=deterministic)
+    left, right = validation.check_window(window)
     if causal:
         right = 0
-    max_kv_len = _check_options(scale, max_kv_len, backend, schedule, step, check)
-    options = (scale, left, right, max_kv_len, backend, _step_key(step), bool(deterministic), check)
+    scale, max_kv_len = validation.check_options(scale, max_kv_len, backend, schedule, step, check)
+    options = (scale, left, right, max_kv_len, backend, _step_key(step), deterministic, check)
     if schedule is None:
         out, lse = torch.ops.jfa.forward(q, k, v, kv_offsets, q_offsets, *options)
     else:
@@ -71,126 +75,17 @@ def jagged_flash_attention(
     return (out, lse) if return_lse else out
 
 
-# ---------------------------------------------------------------------------------------------- validation
+# ------------------------------------------------------------------------------------------------- the step
 
-
-def _unpack(q, k, v, kv_offsets, q_offsets, check):
-    """Plain tensors and offsets, whether or not nested tensors came."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if k.is_nested != v.is_nested:
-        raise TypeError(f"k and v: expected both or neither nested, got k.is_nested = {k.is_nested} alone")
-    if k.is_nested:
-        if kv_offsets is not None:
-            raise ValueError("kv_offsets: expected None, because the nested k and v bring their own")
-        k, kv_offsets = jagged.from_nested(k)
-        v, v_offsets = jagged.from_nested(v)
-        if v_offsets is not kv_offsets:
-            if check is None:
-                check = k.device.type == "cpu" and not torch.compiler.is_compiling()
-            if v_offsets.shape != kv_offsets.shape or (check and not torch.equal(v_offsets, kv_offsets)):
-                raise ValueError("v: expected sequences of the lengths that the nested k has, got others")
-    if q.is_nested:
-        if q_offsets is not None:
-            raise ValueError("q_offsets: expected None, because the nested q brings its own")
-        q, q_offsets = jagged.from_nested(q)
-    return q, k, v, kv_offsets, q_offsets
-
-
-def _autocast(q, k, v):
-    device = q.device.type
-    if not torch.is_autocast_enabled(device):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    cast = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)]
-    return cast[0], cast[1], cast[2]
-
-
-def _check_tensors(q, k, v, kv_offsets, q_offsets) -> None:
-    for name, tensor, shape in (("q", q, "rows, Hq, D"), ("k", k, "T, Hkv, D"), ("v", v, "T, Hkv, Dv")):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name}: expected three dimensions ({shape}), got shape {tuple(tensor.shape)}")
-        if tensor.shape[1] == 0 or tensor.shape[2] == 0:
-            raise ValueError(f"{name}: expected one head and one column at least, got {tuple(tensor.shape)}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: expected to be on {q.device} like q, got {tensor.device}")
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TypeError(
-            "q, k, v: expected one dtype of bfloat16, float16, float32 and float64 for all three, "
-            f"got q {q.dtype}, k {k.dtype}, v {v.dtype}"
-        )
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k: expected the head dimension of q, {q.shape[2]}, got {k.shape[2]}")
-    if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1]:
-        raise ValueError(f"v: expected (T, Hkv) = {tuple(k.shape[:2])} like k, got {tuple(v.shape[:2])}")
-    if q.shape[1] % k.shape[1] != 0:
-        raise ValueError(
-            f"q: expected a number of heads that is a multiple of the {k.shape[1]} heads of k and v, "
-            f"got {q.shape[1]}"
-        )
-    jagged.check_offsets_form(kv_offsets, name="kv_offsets", device=q.device)
-    if q_offsets is None:
-        return
-    jagged.check_offsets_form(q_offsets, name="q_offsets", device=q.device)
-    if q_offsets.shape[0] != kv_offsets.shape[0]:
-        raise ValueError(
-            f"q_offsets: expected as many sequences as kv_offsets has, {kv_offsets.shape[0] - 1}, "
-            f"got {q_offsets.shape[0] - 1}"
-        )
-
-
-def _check_window(window) -> tuple[int, int]:
-    """(left, right) with -1 for unbounded."""
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise ValueError(f"window: expected (left, right), got {window!r}")
-    sides = []
-    for name, side in (("left", window[0]), ("right", window[1])):
-        if side is None:
-            side = -1
-        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
-            raise TypeError(f"window: expected int or None as its {name} side, got {type(side).__name__}")
-        if side < -1:
-            raise ValueError(f"window: expected a number of keys as its {name} side, None or -1, got {side}")
-        sides.append(min(side, LARGEST) if isinstance(side, int) else side)
-    return sides[0], sides[1]
-
-
-def _check_switches(**switches) -> None:
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: expected True or False, got {value!r}")
-
-
-def _check_options(scale, max_kv_len, backend, schedule, step, check) -> int | None:
-    """Raises for what no kernel could use; gives max_kv_len, held to what an operator can carry."""
-    if scale is not None:
-        if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
-            raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
-        if isinstance(scale, int) and abs(scale) > LARGEST:
-            raise ValueError("scale: expected a finite number, got an int of more than 62 bits")
-    if max_kv_len is not None:
-        if isinstance(max_kv_len, bool) or not isinstance(max_kv_len, (int, torch.SymInt)):
-            raise TypeError(f"max_kv_len: expected an int or None, got {type(max_kv_len).__name__}")
-        if max_kv_len < 0:
-            raise ValueError(f"max_kv_len: expected 0 or more rows, got {max_kv_len}")
-    if backend not in backends.NAMES:
-        raise ValueError(f"backend: expected one of {', '.join(backends.NAMES)}, got {backend!r}")
-    if schedule is not None and not hasattr(schedule, "tensors"):
-        raise TypeError(f"schedule: expected a jfa.schedule.Schedule or None, got {type(schedule).__name__}")
-    if not (step is None or isinstance(step, str) or hasattr(step, "direction")):
-        raise TypeError(f"step: expected a name, a step or None, got {type(step).__name__}")
-    if not (check is None or isinstance(check, bool)):
-        raise TypeError(f"check: expected True, False or None, got {check!r}")
-    return min(max_kv_len, LARGEST) if isinstance(max_kv_len, int) else max_kv_len
-
-
-_STEPS: dict[str, object] = {}
+_STEPS: weakref.WeakValueDictionary[str, Step] = weakref.WeakValueDictionary()  # kept by who uses them
+_COMPILED: list[Step] = []  # what a compiled graph knows by its key only, so nobody else may keep it
 
 
 def _step_key(step) -> str | None:
-    """What an operator can carry of a step: its name, or for an object the key it is kept under here."""
-    return step if step is None or isinstance(step, str) else _keep(step)
+    """What an operator can carry of a step: its name, or for an object the key it is found under here."""
+    if step is None or isinstance(step, str):
+        return step
+    return _pin(step) if torch.compiler.is_compiling() else _keep(step)
 
 
 def _keep(step) -> str:
@@ -199,9 +94,14 @@ def _keep(step) -> str:
     return key
 
 
+def _pin(step) -> str:
+    _COMPILED.append(step)
+    return _keep(step)
+
+
 # Constant for torch.compile, which would otherwise fill the registry after the operator has looked there.
 # torch.compiler.assume_constant_result does just this, but importing it would import the whole compiler.
-_keep._dynamo_marked_constant = True
+_pin._dynamo_marked_constant = True
 
 
 def _find_step(key: str | None, backend: str, direction: str):
@@ -269,6 +169,11 @@ def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> 
     )
 
 
+def _contiguous(kv_offsets, q_offsets):
+    """Offsets as kernels read them: one behind the other."""
+    return kv_offsets.contiguous(), None if q_offsets is None else q_offsets.contiguous()
+
+
 def _schedule(tensors, problem, kv_offsets, q_offsets, check):
     if not tensors:
         return None
@@ -295,6 +200,7 @@ def _forward(
     check,
     lists=(),
 ):
+    kv_offsets, q_offsets = _contiguous(kv_offsets, q_offsets)
     if check is None:
         check = q.device.type == "cpu"
     if check:
@@ -329,6 +235,7 @@ def _backward(
     needs,
     lists,
 ):
+    kv_offsets, q_offsets = _contiguous(kv_offsets, q_offsets)
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
     options = {
@@ -346,6 +253,25 @@ def _backward(
     )
 
 
+def _check_backward(q, k, v, kv_offsets, q_offsets, options) -> None:
+    """Raise ValueError now, rather than in the backward pass, if the named step cannot run this call's."""
+    scale, left, right, max_kv_len, backend, step, deterministic = options
+    if step is None or getattr(_STEPS.get(step), "direction", None) == "forward":
+        return
+    if type(q) not in (torch.Tensor, torch.nn.Parameter):  # which is only being traced
+        return
+    problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
+    name = backends.select(backend, problem, q.device)
+    step = _find_step(step, name, "backward")
+    limit = getattr(backends.module(name), "backward_supports", None)
+    if step is None or limit is None:
+        return
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    reason = limit(problem, step, deterministic=deterministic)
+    if reason is not None:
+        raise ValueError(f'backend="{name}" cannot run the backward pass of this call: {reason}')
+
+
 def _forward_fake(q, k, v, kv_offsets, q_offsets, *rest):
     # From shapes alone: a result made "like" a strided input would get strides that no kernel returns.
     shape, lse = (q.shape[0], q.shape[1], v.shape[2]), (q.shape[1], q.shape[0])
@@ -361,37 +287,64 @@ def _backward_fake(dout, dlse, q, k, v, *rest):
     return tuple(x.new_empty(x.shape if need else (0,)) for x, need in zip((q, k, v), needs, strict=True))
 
 
-def _save(ctx, inputs, output):
-    q, k, v, kv_offsets, q_offsets, *options = inputs
-    options, (_, *lists) = options[:7], options[7:]  # after check, the schedule's tensors, if it came along
-    ctx.options, ctx.scheduled = options, bool(lists)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, *(lists[0] if lists else ()))
+class _Differentiable(torch.autograd.Function):
+    """A forward operator with what its backward needs; the schedule's tensors come last, if they came along.
+
+    torch.library.register_autograd would do the same for any operator, and looks through the whole schema in
+    every call for it: a third of the time that a small call takes on the host.
+    """
+
+    @staticmethod
+    def forward(ctx, run, q, k, v, kv_offsets, q_offsets, *options):
+        options, (_, *lists) = options[:7], options[7:]  # after check
+        _check_backward(q, k, v, kv_offsets, q_offsets, options)
+        out, lse = run()
+        ctx.options, ctx.step = options, _STEPS.get(options[5])  # kept until the backward pass asks for it
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, kv_offsets, q_offsets, *(lists[0] if lists else ()))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, kv_offsets, q_offsets, *lists = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[1:4])
+        unused = [None] * (len(ctx.needs_input_grad) - 4)  # of the arguments after q, k and v
+        if (dout is None and dlse is None) or not any(needs):
+            return None, None, None, None, *unused
+        if dout is None:
+            dout = torch.zeros_like(out)
+        grads = torch.ops.jfa.backward(
+            dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, *ctx.options, needs, lists
+        )
+        return None, *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *unused
 
 
-def _gradients(ctx, dout, dlse):
-    q, k, v, out, lse, kv_offsets, q_offsets, *lists = ctx.saved_tensors
-    rest = 10 * [None] + ([[None] * len(lists)] if ctx.scheduled else [])  # of the arguments after q, k and v
-    needs = list(ctx.needs_input_grad[:3])
-    if (dout is None and dlse is None) or not any(needs):
-        return None, None, None, *rest
-    if dout is None:
-        dout = torch.zeros_like(out)
-    grads = torch.ops.jfa.backward(
-        dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, *ctx.options, needs, lists
-    )
-    return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *rest
+def _make_differentiable(name: str) -> None:
+    op = getattr(torch.ops.jfa, name).default
+
+    def call(keyset, q, k, v, *rest):
+        def run():
+            with torch._C._AutoDispatchBelowAutograd():
+                return op.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, *rest)
+
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _Differentiable.apply(run, q, k, v, *rest)
+        return run()
+
+    LIBRARY.impl(name, call, "Autograd", with_keyset=True)
 
 
 def _refuse(ctx, *grads):
     raise RuntimeError("jagged_flash_attention has first derivatives only; a second one was asked for")
 
 
-for _name, _real, _fake, _derivative, _setup in (
-    ("forward", _forward, _forward_fake, _gradients, _save),
-    ("forward_scheduled", _forward, _forward_fake, _gradients, _save),
-    ("backward", _backward, _backward_fake, _refuse, None),
+for _name, _real, _fake in (
+    ("forward", _forward, _forward_fake),
+    ("forward_scheduled", _forward, _forward_fake),
+    ("backward", _backward, _backward_fake),
 ):
     torch.library.impl(f"jfa::{_name}", "default", _real, lib=LIBRARY)
     torch.library.register_fake(f"jfa::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_autograd(f"jfa::{_name}", _derivative, setup_context=_setup, lib=LIBRARY)
+for _name in ("forward", "forward_scheduled"):
+    _make_differentiable(_name)
+torch.library.register_autograd("jfa::backward", _refuse, lib=LIBRARY)

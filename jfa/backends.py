@@ -121,13 +121,14 @@ def running(name: str, device: torch.device):
     otherwise a fault that the emulator finds in the kernel is raised as an EmulationError. Autocast is off
     inside, because a kernel's own arithmetic is not the user's to cast.
     """
-    with contextlib.ExitStack() as stack:
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
-        elif name in MODULES:
-            stack.enter_context(_emulating(name))
+    cast = place = contextlib.nullcontext()
+    if torch.is_autocast_enabled(device.type):
+        cast = torch.autocast(device.type, enabled=False)
+    if device.type == "cuda":
+        place = torch.cuda.device(device)
+    elif name in MODULES:
+        place = _emulating(name)
+    with cast, place:
         yield
 
 

@@ -72,6 +72,8 @@ def check_offsets_form(offsets, *, name: str, device: torch.device | str | None 
     """The part of ``check_offsets`` that needs no value, and so never waits for a device."""
     if not isinstance(offsets, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor of int32 or int64, got {type(offsets).__name__}")
+    if offsets.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor (torch.strided), got layout {offsets.layout}")
     if offsets.dtype not in OFFSET_DTYPES:
         raise TypeError(f"{name}: expected dtype torch.int32 or torch.int64, got {offsets.dtype}")
     if offsets.dim() != 1:

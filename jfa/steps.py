@@ -33,6 +33,10 @@ def find(arch: str, direction: str, step: Step | str | None = None) -> Step:
     if isinstance(step, Step):
         if (step.arch, step.direction) != (arch, direction):
             raise TypeError(f"step: expected one of {arch} {direction}, got {step.arch} {step.direction}")
+        kinds = dict.fromkeys(type(known) for known in steps)
+        if not isinstance(step, tuple(kinds)):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"step: expected a {names} for {arch} {direction}, got {type(step).__name__}")
         return step
     if step is None and steps:
         return steps[-1]

@@ -11,6 +11,7 @@ from probes import TARGETS, exact_gradients, index_probe, need, oracle, same
 import jfa
 from jfa import attention, backends, jagged
 from jfa.jagged import lengths_to_offsets
+from jfa.kernels.step import Step
 from jfa.schedule import make_schedule
 
 INF = math.inf
@@ -210,8 +211,12 @@ def test_a_window_past_every_key_is_unbounded(spy, window, sides):
 
 def test_steps_reach_the_backend(spy, monkeypatch):
     """By name or as an object, each in its own direction; the other direction chooses for itself."""
+
+    def named(name, arch, direction):
+        return Step(name, "", "", arch, direction, "", tiling=dict)
+
     steps = {
-        way: [SimpleNamespace(name=name, arch="hopper", direction=way) for name in names]
+        way: [named(name, "hopper", way) for name in names]
         for way, names in (("forward", ("plain", "balanced")), ("backward", ("plain", "staged")))
     }
 
@@ -226,7 +231,7 @@ def test_steps_reach_the_backend(spy, monkeypatch):
 
     monkeypatch.setattr(module, "ladder", lambda arch, direction: steps[direction])
     monkeypatch.setattr(module, "find", find)
-    own = SimpleNamespace(name="plain", arch="hopper", direction="forward")
+    own = named("plain", "hopper", "forward")
     cases = [
         ("plain", steps["forward"][0], steps["backward"][0]),
         ("staged", None, steps["backward"][1]),
@@ -243,7 +248,7 @@ def test_steps_reach_the_backend(spy, monkeypatch):
     ):
         call(step="other")
     with pytest.raises(TypeError, match="step: expected one of hopper forward"):
-        call(step=SimpleNamespace(name="plain", arch="blackwell", direction="forward"))
+        call(step=named("plain", "blackwell", "forward"))
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -257,7 +262,7 @@ def test_a_schedule_reaches_the_backend(spy):
     """It crosses the operator as tensors and arrives as the object it was, in both directions."""
     from jfa.schedule import make_schedule
 
-    schedule = make_schedule((6, 4), lengths_to_offsets([3, 0, 4]), None, 64, 64)
+    schedule = make_schedule((4, 7), lengths_to_offsets([3, 0, 4]), None, 64, 64)
     call(schedule=schedule).sum().backward()
     assert len(spy.calls) == 2
     for _, options in spy.calls:

@@ -256,7 +256,7 @@ def test_steps_and_schedules_compile(kind):
     options = {
         "name": {"step": steps.FORWARD["hopper"][0].name},
         "object": {"step": dataclasses.replace(steps.FORWARD["hopper"][0], name="mine")},
-        "schedule": {"schedule": make_schedule((9, 2), offsets)},
+        "schedule": {"schedule": make_schedule((9, 75), offsets)},
     }[kind]
 
     def function(q, k, v, offsets):
@@ -279,5 +279,5 @@ def test_opcheck_with_a_schedule():
     offsets = target.offsets([5, 0, 30])
     tensors = target.seeds((9, 2, 64), (35, 1, 64), (35, 1, 64), dtype=torch.bfloat16, grad=True)
     arguments = (*tensors, offsets, None, None, -1, -1, None, "hopper", None, False, None)
-    lists = make_schedule((9, 2), offsets).tensors()
+    lists = make_schedule((9, 35), offsets).tensors()
     torch.library.opcheck(torch.ops.jfa.forward_scheduled.default, (*arguments, lists))

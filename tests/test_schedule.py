@@ -1,7 +1,9 @@
 """Tile lists: the kernel and PyTorch's operators agree, every tile is there once, and the order is right."""
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,6 +143,77 @@ def test_unknown_words_are_refused():
         make_schedule((1, 1), offsets([1]), None, order="random")
     with pytest.raises(ValueError, match="where"):
         make_schedule((1, 1), offsets([1]), None, where="here")
+
+
+def good(**changes):
+    given = {"shapes": (6, 7), "kv_offsets": torch.tensor([0, 3, 7]), "q_offsets": torch.tensor([0, 6, 6])}
+    return make_schedule(**given | changes)
+
+
+PROBLEM = Problem(2, 2, 2, 64, 64, 6, 7, False, 1.0)
+BAD = [
+    ({"kv_offsets": [0, 3, 7]}, TypeError, "kv_offsets: expected a torch.Tensor .* got list"),
+    ({"q_offsets": (0, 6, 6)}, TypeError, "q_offsets: expected a torch.Tensor .* got tuple"),
+    ({"kv_offsets": torch.tensor([0.0, 3, 7])}, TypeError, "kv_offsets: expected dtype .* got torch.float32"),
+    ({"kv_offsets": torch.tensor([[0, 3, 7]])}, ValueError, r"kv_offsets: expected one dimension .*\(1, 3\)"),
+    ({"kv_offsets": torch.tensor(7)}, ValueError, r"kv_offsets: expected one dimension .*\(\)"),
+    (
+        {"kv_offsets": torch.tensor([], dtype=torch.int32)},
+        ValueError,
+        r"kv_offsets: expected B \+ 1 elements",
+    ),
+    ({"kv_offsets": torch.tensor([0, 3, 7]).to_sparse()}, TypeError, "kv_offsets: expected a dense tensor"),
+    ({"kv_offsets": torch.tensor([0, 7, 3])}, ValueError, r"kv_offsets: expected never to decrease"),
+    ({"kv_offsets": torch.tensor([1, 3, 7])}, ValueError, r"kv_offsets: expected to start at 0"),
+    ({"kv_offsets": torch.tensor([0, 3, 8])}, ValueError, "kv_offsets: expected to end within the 7 packed"),
+    ({"q_offsets": torch.tensor([0, 3, 7])}, ValueError, "q_offsets: expected to end within the 6 packed"),
+    ({"q_offsets": torch.tensor([0, 6])}, ValueError, "q_offsets: expected as many sequences .* 2, got 1"),
+    (
+        {"q_offsets": torch.tensor([0, 6, 6], device="meta")},
+        ValueError,
+        "q_offsets: expected to be on cpu .* meta",
+    ),
+    ({"block_m": 0}, ValueError, "block_m: expected 1 to 65536, got 0"),
+    ({"block_n": -64}, ValueError, "block_n: expected 1 to 65536, got -64"),
+    ({"block_n": 64.0}, TypeError, "block_n: expected an int, got float"),
+    ({"block_m": True}, TypeError, "block_m: expected an int, got bool"),
+    ({"shapes": 6}, TypeError, r"shapes: expected a Problem or \(rows of q, rows of k\), got 6"),
+    ({"shapes": (6, 7, 8)}, TypeError, "shapes: expected a Problem or"),
+    ({"shapes": (6, "7")}, TypeError, "rows of k in shapes: expected an int, got str"),
+    ({"shapes": (-1, 7)}, ValueError, "rows of q in shapes: expected 0 to .* got -1"),
+    ({"shapes": dataclasses.replace(PROBLEM, batch=3)}, ValueError, "kv_offsets: expected 3 sequences .* 2"),
+    ({"shapes": PROBLEM, "q_offsets": None}, ValueError, "q_offsets: expected some, because shapes has"),
+    ({"pruned": 1}, TypeError, "pruned: expected True or False, got 1"),
+    ({"check": 0}, TypeError, "check: expected True, False or None, got 0"),
+]
+
+
+@pytest.mark.parametrize("changes, error, words", BAD, ids=[f"{n:02}" for n in range(len(BAD))])
+def test_bad_input_is_named(changes, error, words):
+    good()
+    good(shapes=PROBLEM)
+    with pytest.raises(error, match=words):
+        good(**changes)
+
+
+def test_values_are_read_where_nothing_has_to_be_waited_for():
+    """Shapes are always looked at; values not with check=False, and on no device that one waits for."""
+    falling = torch.tensor([0, 7, 3])
+    good(kv_offsets=falling, check=False)
+    for where in ("device", "host"):
+        with pytest.raises(ValueError, match="never to decrease"):
+            good(kv_offsets=falling, where=where)
+    lists = make_schedule((6, 7), falling.to("meta"))
+    assert lists.q_tiles.device.type == "meta", "reading a value of a meta tensor would have raised"
+    with pytest.raises(TypeError, match="kv_offsets: expected dtype"):
+        make_schedule((6, 7), falling.to("meta").float())
+
+
+def test_numbers_and_offsets_of_other_kinds_make_the_same_lists():
+    strided = torch.tensor([[0, 9], [3, 9], [7, 9]])[:, 0]
+    same = good(shapes=(np.int64(6), np.int32(7)), kv_offsets=strided, block_m=np.int64(128))
+    for a, b in zip(same.tensors(), good().tensors(), strict=True):
+        assert torch.equal(a, b)
 
 
 # ------------------------------------------------------------------------------------------------- on a GPU

@@ -1,8 +1,10 @@
 """The ladders: complete, in order, one idea a step, and roles that can be replaced."""
 
 import dataclasses
+import re
 
 import pytest
+import triton
 
 from jfa import steps
 from jfa.kernels.problem import Problem
@@ -66,3 +68,46 @@ def test_unknown_steps_are_refused_by_name():
         steps.find("hopper", "sideways")
     with pytest.raises(TypeError, match="expected one of blackwell forward, got hopper forward"):
         steps.find("blackwell", "forward", steps.FORWARD["hopper"][0])
+
+
+def plain(x):
+    return x
+
+
+@triton.autotune([triton.Config({})], key=[])
+@triton.jit
+def tuned(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            {"softmax": plain},
+            "step 'peeled': expected a triton.jit function as softmax, got function plain",
+        ),
+        ({"softmax": "softmax"}, "expected a triton.jit function as softmax, got str softmax"),
+        ({"softmax": tuned}, "expected a triton.jit function as softmax, got Autotuner"),
+        ({"draw": None}, "expected a triton.jit function as draw, got None"),
+        ({"tiling": None}, "expected a function of a Problem as tiling, got None"),
+        ({"tiling": {"BLOCK_M": 128}}, "expected a function of a Problem as tiling, got {'BLOCK_M': 128}"),
+    ],
+    ids=str,
+)
+def test_a_step_that_no_kernel_could_cast_is_refused_where_it_is_made(change, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        dataclasses.replace(steps.find("hopper", "forward", "peeled"), **change)
+
+
+def test_an_order_that_no_list_has_is_refused():
+    with pytest.raises(ValueError, match="step 'peeled': expected order natural or sorted, got 'random'"):
+        dataclasses.replace(steps.find("hopper", "forward", "peeled"), order="random")
+
+
+def test_roles_that_a_kernel_can_do_without():
+    """Blackwell's static steps have nobody who draws; a step of another kernel cannot stand in."""
+    assert steps.find("blackwell", "forward", "balanced").draw is None
+    base = Step("mine", "", "", "hopper", "forward", "", tiling=dict)
+    with pytest.raises(TypeError, match="step: expected a HopperForward for hopper forward, got Step"):
+        steps.find("hopper", "forward", base)

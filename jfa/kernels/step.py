@@ -4,8 +4,9 @@ An optimization is ``dataclasses.replace(step, role=another_role)``; so is an ex
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from jfa.kernels.problem import Problem
 
@@ -18,7 +19,12 @@ class Step:
     ``direction`` "forward" or "backward". ``order`` ("natural" or "sorted" by descending work) and ``pruned``
     (tiles without keys leave the list) describe the tile list that the kernel walks. ``tiling`` gives the
     kernel's numbers (BLOCK_M, BLOCK_N, ring depths, registers) for a problem, from its shapes alone.
+
+    A step is whole from the start: TypeError for a role that is no ``triton.jit`` function or is missing
+    (``OPTIONAL`` ones may be None), or a ``tiling`` that is no function; ValueError for an unknown ``order``.
     """
+
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()  # roles that a kernel can do without
 
     name: str
     title: str
@@ -30,14 +36,38 @@ class Step:
     pruned: bool = False
     tiling: Callable[[Problem], dict[str, int]] | None = None
 
+    def __post_init__(self):
+        for name in _role_names(type(self)):
+            role = getattr(self, name)
+            if not _is_jit(role) and not (role is None and name in self.OPTIONAL):
+                got = "None" if role is None else f"{type(role).__name__} {getattr(role, '__name__', role)}"
+                raise TypeError(f"step {self.name!r}: expected a triton.jit function as {name}, got {got}")
+        if not callable(self.tiling):
+            raise TypeError(
+                f"step {self.name!r}: expected a function of a Problem as tiling, got {self.tiling!r}"
+            )
+        if self.order not in ("natural", "sorted"):
+            raise ValueError(f"step {self.name!r}: expected order natural or sorted, got {self.order!r}")
+
     def roles(self) -> dict[str, Any]:
         """The jit functions of this step by field name, in the order of the fields."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if hasattr(value, "fn")}
+        cast = ((name, getattr(self, name)) for name in _role_names(type(self)))
+        return {name: role for name, role in cast if role is not None}
 
     def constexprs(self, problem: Problem) -> dict[str, Any]:
         """What the kernel is compiled with: every role under its name in capitals, and the tiling."""
         return {name.upper(): role for name, role in self.roles().items()} | self.tiling(problem)
+
+
+@functools.cache
+def _role_names(kind: type) -> tuple[str, ...]:
+    """The fields of a class of steps that name a role: those that are declared as ``Any = None``."""
+    return tuple(field.name for field in dataclasses.fields(kind) if field.type in (Any, "Any"))
+
+
+def _is_jit(value: Any) -> bool:
+    """Whether a value is a jit function; what wraps one (autotune, heuristics) has no place in a step."""
+    return hasattr(value, "fn") and not hasattr(value.fn, "fn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +88,8 @@ class HopperForward(Step):
 @dataclasses.dataclass(frozen=True)
 class BlackwellForward(Step):
     """Roles of jfa.kernels.blackwell.forward.kernel: three warp groups and three or four single warps."""
+
+    OPTIONAL = ("draw",)
 
     load: Any = None  # TMA loads of Q, K and V
     mma: Any = None  # both matrix products of every block
@@ -112,11 +144,13 @@ class HopperStationary(Step):
 class BlackwellBackward(Step):
     """Roles of jfa.kernels.blackwell.backward.kernel: two single warps and three warp groups."""
 
+    OPTIONAL = ("relay", "draw")
+
     load: Any = None  # the loader's loop over tiles and turns
     load_rows: Any = None  # TMA loads of one turn: Q, dO, row statistics; with a tile's first turn K and V
     mma: Any = None  # the five matrix products of every turn
     gather: Any = None  # before dQ: dS of all keys is in shared memory
-    relay: Any = None  # in a pair: the second CTA's word to the first that its dS is there
+    relay: Any = None  # in a pair: the second CTA's word to the first that its dS is there; else None
     compute: Any = None  # a compute group's loop over its tiles
     walk: Any = None  # one tile's walk over the blocks of query rows
     weigh: Any = None  # one block: S -> P, dP -> dS

@@ -98,18 +98,9 @@ def make_schedule(
     pruned: bool = True,
     where: str = "device",
 ) -> Schedule:
-    """List the tiles of a batch.
-
-    ``shapes``: a Problem, or (rows of q, rows of k). ``kv_offsets`` and ``q_offsets`` (B + 1,): int32 or
-    int64; no ``q_offsets`` means broadcast-Q. ``order`` "sorted": most work first, equal work in natural
-    order. ``where`` "device" never waits for the device (one small kernel on a GPU, so a CUDA graph can hold
-    it); "host" copies the offsets to the CPU, as a data loader would, and the lists back. Raises ValueError
-    for other words. Paper: section on load balance; notebook 04.
-    """
-    if order not in ORDERS:
-        raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
-    if where not in ("device", "host"):
-        raise ValueError(f"where: expected device or host, got {where!r}")
+    """List the tiles of a batch, for arguments as ``jfa.schedule.make_schedule`` takes and checks them."""
+    kv_offsets = kv_offsets.contiguous()
+    q_offsets = None if q_offsets is None else q_offsets.contiguous()
     rows = (shapes.total_q, shapes.total_kv) if isinstance(shapes, Problem) else shapes
     device, batch = kv_offsets.device, kv_offsets.numel() - 1
     options = (*rows, block_m, block_n, order, pruned)
@@ -125,8 +116,8 @@ def make_schedule(
 
 def capacities(batch: int, q_rows: int, kv_rows: int, block_m: int, block_n: int, broadcast: bool):
     """Records that the two lists can need, from shapes alone."""
-    q_tiles = batch * triton.cdiv(q_rows, block_m) if broadcast else triton.cdiv(q_rows, block_m) + batch + 1
-    return q_tiles, triton.cdiv(kv_rows, block_n) + batch + 1
+    q_tiles = -(-q_rows // block_m)  # on the host, where triton.cdiv takes as long as a tensor's allocation
+    return batch * q_tiles if broadcast else q_tiles + batch + 1, -(-kv_rows // block_n) + batch + 1
 
 
 # ------------------------------------------------------------ with PyTorch's operators
@@ -204,7 +195,7 @@ def ranked(kv_offsets, q_offsets, q_rows, kv_rows, block_m, block_n, order, prun
         BLOCK_N=block_n,
         SORTED=order == "sorted",
         PRUNED=pruned,
-        CHUNK=min(1024, triton.next_power_of_2(batch + 1)),
+        CHUNK=min(1024, 1 << batch.bit_length()),  # a power of two above batch
         num_warps=4,
     )
     return [*lists, longer]
