@@ -1,0 +1,221 @@
+"""How the figures of notebook 10 are drawn: counters and stalls, stages left out, samples over time."""
+
+import matplotlib.pyplot as plt
+import pandas
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import PercentFormatter
+
+from jfa.lab import ablation, style
+from jfa.lab import rounds as orders
+
+UNITS = {
+    "tensor_busy": "tensor\ncores",
+    "issue_busy": "issue\nslots",
+    "xu_busy": "exp2\nunit",
+    "l2_busy": "L2",
+    "dram_busy": "HBM",
+}
+# Stall reasons as people say them, in the order of the bars.
+REASONS = {
+    "stall_long_scoreboard": "memory",
+    "stall_barrier": "barrier",
+    "stall_gmma": "tensor cores",
+    "stall_math_pipe_throttle": "busy unit",
+    "stall_short_scoreboard": "shared memory, exp2",
+    "stall_wait": "fixed latency",
+    "stall_not_selected": "other warp chosen",
+}
+HUES = ("load", "wait", "mma", "softmax", "correction", "store", "schedule")
+OTHER = "#aaaaaa"
+
+
+def numeric(rows):
+    """Rows with every column of ``COUNTERS`` as numbers; empty cells become NaN."""
+    from jfa.lab.counters import COUNTERS
+
+    columns = [name for name in COUNTERS if name in rows]
+    return rows.assign(**{name: pandas.to_numeric(rows[name], errors="coerce") for name in columns})
+
+
+def by_pass(rows):
+    """One row a (direction, M, step): times added over its kernels, the rest weighted by time."""
+    from jfa.lab.counters import COUNTERS
+
+    rows = numeric(rows)
+    key = ["direction", "M", "step"]
+    shares = [name for name in COUNTERS if name in rows and name != "duration_us"]
+    weighted = rows[shares].mul(rows["duration_us"], axis=0).join(rows[[*key, "duration_us"]])
+    total = weighted.groupby(key, sort=False).sum(min_count=1).reset_index()
+    total[shares] = total[shares].div(total["duration_us"], axis=0)
+    order = {name: place for place, name in enumerate(style.step_order(total["step"]))}
+    total["place"] = total["step"].map(order)
+    total["way"] = total["direction"].map({"forward": 0, "backward": 1})
+    return total.sort_values(["way", "M", "place"]).drop(columns=["way", "place"]).reset_index(drop=True)
+
+
+def stalls(table):
+    """Share of the warps' waiting by reason: a DataFrame with a column a reason, "other" the rest."""
+    known = [name for name in table if name.startswith("stall_") and name != "stall_selected"]
+    total = table[known].sum(axis=1)
+    found = {label: table[name] / total for name, label in REASONS.items() if name in table}
+    shares = pandas.DataFrame(found)
+    return shares.assign(other=1 - shares.sum(axis=1))
+
+
+def counters(rows):
+    """Table of busy shares, and beside it why warps wait; a line a step (10_counters)."""
+    table = by_pass(rows)
+    shade = LinearSegmentedColormap.from_list("busy", ["#ffffff", style.color_of("mma")])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.29 * len(table) + 1.9), width_ratios=(1, 1.15))
+    units = [name for name in UNITS if name in table]
+    values = table[units].to_numpy(dtype=float)
+    left.imshow(values, cmap=shade, vmin=0, vmax=1, aspect="auto")
+    for line in range(len(table)):
+        for column in range(len(units)):
+            value = values[line, column]
+            text = "-" if value != value else f"{100 * value:.0f}"
+            ink = style.text_color(shade(0 if value != value else value))
+            left.text(column, line, text, ha="center", va="center", fontsize=8, color=ink)
+    left.set_xticks(range(len(units)), [UNITS[name] for name in units], fontsize=8)
+    left.xaxis.tick_top()
+    names = [f"{row.direction} {row.M}: {style.label_of(row.step)}" for row in table.itertuples()]
+    left.set_yticks(range(len(table)), names, fontsize=8)
+    left.tick_params(length=0)
+    left.set_xlabel("busy, % of the kernel's time", fontsize=9)
+    shares, start = stalls(table), 0.0
+    colors = [*(style.color_of(hue) for hue in HUES), OTHER]
+    for reason, color in zip(shares, colors):
+        right.barh(range(len(table)), shares[reason], left=start, color=color, height=0.78, label=reason)
+        start = start + shares[reason]
+    right.set(xlim=(0, 1), ylim=(len(table) - 0.5, -0.5), yticks=[])
+    right.set_xlabel("why warps waited, share of their waiting", fontsize=9)
+    right.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    right.legend(
+        frameon=False, fontsize=7.5, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1), handlelength=1
+    )
+    for axes in (left, right):
+        for line in range(1, len(table)):
+            if (table.loc[line, ["direction", "M"]] != table.loc[line - 1, ["direction", "M"]]).any():
+                axes.axhline(line - 0.5, color=style.INK, linewidth=0.8)
+    return style.finish(figure, counters_finding(table), style.caption(_clocked(rows)))
+
+
+def _clocked(rows):
+    """Rows whose clocks are in MHz as everywhere; ncu ran the kernels alone, so power says nothing."""
+    return rows.drop(columns=[name for name in ("power_w", "temperature_c") if name in rows])
+
+
+def counters_finding(table) -> str:
+    """The busy share of the tensor cores, from baseline to the last step, forward and backward."""
+    parts = []
+    for way in ("forward", "backward"):
+        line = table[(table["direction"] == way) & (table["M"] == table["M"].max())].set_index("step")
+        if {"baseline", "stationary"} <= set(line.index):
+            first, last = (100 * line.loc[name, "tensor_busy"] for name in ("baseline", "stationary"))
+            parts.append(f"{way} from {first:.0f} to {last:.0f} %")
+    return "Tensor cores busy: " + ", ".join(parts) if parts else "What the hardware counted"
+
+
+def saved(rows):
+    """Share of the whole kernel's time that leaving a stage out saves, by direction, step, M and stage."""
+    rows = rows.assign(ms_p50=pandas.to_numeric(rows["ms_p50"], errors="coerce"))
+    rows["left_out"] = rows["left_out"].fillna("")
+    key = ["direction", "step", "M"]
+    whole = rows[rows["left_out"] == ""].set_index(key)["ms_p50"]
+    part = rows[(rows["left_out"] != "") & rows["ms_p50"].notna()].copy()
+    before = pandas.Series([whole[row.direction, row.step, row.M] for row in part.itertuples()], part.index)
+    part["saved"] = 1 - part["ms_p50"] / before
+    return part
+
+
+def ablation_bars(rows):
+    """Bars: time that a kernel saves without a stage, a panel a pass, two M a stage (10_ablation)."""
+    part = saved(rows)
+    passes = list(dict.fromkeys(zip(part["direction"], part["step"])))
+    counts = [
+        part[(part["direction"] == way) & (part["step"] == step)]["left_out"].nunique()
+        for way, step in passes
+    ]
+    figure, panels = plt.subplots(
+        len(passes), 1, figsize=(7.2, 0.36 * sum(counts) + 0.5 * len(passes) + 1.0),
+        sharex=True, height_ratios=counts, squeeze=False,
+    )  # fmt: skip
+    for (way, step), axes in zip(passes, panels[:, 0], strict=True):
+        table = part[(part["direction"] == way) & (part["step"] == step)]
+        stages = list(dict.fromkeys(table["left_out"]))
+        wide = table.pivot_table(index="left_out", columns="M", values="saved").reindex(stages)
+        for index, M in enumerate(wide.columns):
+            at = [place + 0.38 * (index - (len(wide.columns) - 1) / 2) for place in range(len(stages))]
+            alpha = 1.0 if index else 0.55
+            color = style.color_of(step)
+            bars = axes.barh(at, wide[M], 0.36, color=color, alpha=alpha, label=f"M = {M}")
+            axes.bar_label(bars, [f"{100 * value:.0f} %" for value in wide[M]], padding=3, fontsize=7.5)
+        axes.set_yticks(range(len(stages)), [f"without {name}" for name in stages], fontsize=8.5)
+        axes.set_ylim(len(stages) - 0.45, -0.55)
+        axes.tick_params(axis="y", length=0)
+        axes.axvline(0, color=style.FAINT, linewidth=0.8)
+        axes.set_title(f"{way}, {style.label_of(step)}", loc="left", fontsize=10)
+    panels[0, 0].legend(frameon=False, fontsize=8.5, loc="lower right")
+    panels[-1, 0].xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    panels[-1, 0].set_xlabel("time saved; the answers are wrong, by design")
+    low, high = min(0, part["saved"].min()), part["saved"].max()
+    panels[-1, 0].set_xlim(low - 0.04, high + 0.08)
+    return style.finish(figure, ablation_finding(part), style.caption(rows))
+
+
+def ablation_finding(part) -> str:
+    """The stage that costs most in each direction's last kernel, without the one that leaves all out."""
+    found = []
+    for way in ("forward", "backward"):
+        table = part[
+            (part["direction"] == way) & (part["step"] == "stationary") & (part["left_out"] != ablation.ALL)
+        ]
+        if len(table):
+            mean = table.groupby("left_out")["saved"].mean()
+            found.append(f"{mean.idxmax()} {way} ({100 * mean.max():.0f} %)")
+    return f"Costs most: {', '.join(found)}" if found else "Stages left out"
+
+
+ROUNDS = {"stationary": "stationary", "the same again": "dynamic", "peeled": "peeled"}
+
+
+def rounds(rows):
+    """Dots: every sample over time, block after block and in turn (10_rounds)."""
+    found = [order for order in orders.ORDERS if (rows["order"] == order).any()]
+    figure, panels = plt.subplots(1, len(found), figsize=(9, 3.8), sharey=True, squeeze=False)
+    for order, axes in zip(found, panels[0], strict=True):
+        for name, step in ROUNDS.items():
+            line = rows[(rows["order"] == order) & (rows["name"] == name)]
+            if line.empty:
+                continue
+            color, middle = style.color_of(step), line["ms_p50"].median()
+            axes.plot(line["at_s"], line["ms_p50"], ".", markersize=4, color=color, alpha=0.6)
+            label = f"{name}: median {middle:.3f} ms"
+            axes.plot([], [], "o", markersize=6, color=color, label=label)
+            axes.hlines(middle, line["at_s"].min(), line["at_s"].max(), color=color, linewidth=1.5)
+        axes.set_title(order, loc="left", fontsize=10)
+        axes.set(xlabel="time since the first sample, s", xlim=(0, None))
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.3), ncols=1)
+    low, high = rows["ms_p50"].quantile(0.005), rows["ms_p50"].quantile(0.995)
+    panels[0, 0].set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
+    panels[0, 0].set_ylabel("ms a call")
+    return style.finish(
+        figure, rounds_finding(rows), style.caption(rows) + " · the y axis does not begin at 0"
+    )
+
+
+def apart(rows) -> dict[str, float]:
+    """Order -> how much longer the kernel's second copy seems to take than the first, as a share."""
+    middle = orders.medians(rows)
+    return {
+        order: middle[order, "the same again"] / middle[order, "stationary"] - 1
+        for order in orders.ORDERS
+        if (order, "stationary") in middle
+    }
+
+
+def rounds_finding(rows) -> str:
+    """How far a kernel is from itself in both orders."""
+    gap = apart(rows)
+    text = ", ".join(f"{100 * abs(share):.1f} % {order}" for order, share in gap.items())
+    return f"One kernel timed twice differs from itself by {text}"
