@@ -18,14 +18,6 @@ REASONS = {
         "It only takes the last arrival, for which no later turn waits; a CTA's named barriers end with "
         "the CTA."
     ),
-    "met": (
-        "Both groups have met behind their last product of the tile (SCORES_READ): every read of K lies "
-        "before."
-    ),
-    "q later": (
-        "The loader waits for Q's slot before dO's, and Q's is released later in the same turn, when all "
-        "products of the turn are done."
-    ),
     "two stores": (
         "A slice of dQ leaves by two stores in a pair, so that one more in flight is still the last slice's."
     ),
@@ -42,9 +34,6 @@ REASONS = {
     ),
     "own barrier": (
         "Where the CTAs of a cluster share MMAs, the compiler puts a cluster barrier at the end by itself."
-    ),
-    "last wait": (
-        "dK and dV do not leave through dQ's staging tile, and the wait at the end is for all stores."
     ),
     "first lap": ("The slot is filled once, and the first wait of a ring for an empty slot passes at once."),
     "k later": (
@@ -91,27 +80,11 @@ hopper_forward
     compiler: delete fence
         finish_staged > store: tlx.fence('async_shared')
 hopper_backward_peeled
-    met: delete named barrier wait
-        store: tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)
     compiler: delete fence
         store: tlx.fence('async_shared')
-    q later: delete MMA wait
-        multiply_dq_first: dv = tlx.async_dot_wait(2, dv)
-    q later: weaken MMA wait
-        multiply_dq_first: dv = tlx.async_dot_wait(2, dv)
-    q later: delete wait
-        load_rows > Ring.claim #2: tlx.barrier_wait(self.empties[slot], parity ^ 1)
 hopper_backward_two_cta
-    met: delete named barrier wait
-        store: tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)
     compiler: delete fence
         store: tlx.fence('async_shared')
-    q later: delete MMA wait
-        multiply_dq_first: dv = tlx.async_dot_wait(2, dv)
-    q later: weaken MMA wait
-        multiply_dq_first: dv = tlx.async_dot_wait(2, dv)
-    q later: delete wait
-        load_rows_in_pair > Ring.claim #2: tlx.barrier_wait(self.empties[slot], parity ^ 1)
 blackwell_backward_two_cta
     compiler: delete fence
         store > store_columns: tlx.fence('async_shared')

@@ -18,7 +18,7 @@ import triton.language.extra.tlx as tlx
 
 from jfa.kernels.hopper.backward_compute import GROUPS, Buffers
 from jfa.kernels.keys import Keys
-from jfa.kernels.parts import Deal, Ring
+from jfa.kernels.parts import Deal, Ring, ring
 from jfa.kernels.ragged import ragged_row
 
 
@@ -30,23 +30,21 @@ class Statistics:
     delta: tl.tensor
     rows: tl.tensor
 
+    @triton.jit
+    def bring(self, buffers, slot, head, row):
+        """Statistics of the rows from ``row`` on, behind dO on its way to the slot."""
+        at = head.to(tl.int64) * self.rows + row
+        full = buffers.dout.fulls[slot]
+        tlx.async_load(self.log2_lse + at, buffers.log2_lse[slot], bulk=True, barrier=full)
+        tlx.async_load(self.delta + at, buffers.delta[slot], bulk=True, barrier=full)
+
 
 @triton.jit
 def load(
-    keys,
-    deal,
-    buffers,
-    q,
-    k,
-    v,
-    dout,
-    statistics,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    DRAW: tl.constexpr,
-    PUBLISH: tl.constexpr,
+    keys, deal, buffers, q, k, v, dout, statistics,
+    COUNT: tl.constexpr, TILE: tl.constexpr, DRAW: tl.constexpr, PUBLISH: tl.constexpr,
     LOAD_ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """Loader: K and V of every tile of every item, then Q and dO of each block of rows that sees them."""
     turn = 0  # blocks of query rows so far
     tiles = 0
@@ -59,13 +57,12 @@ def load(
         PUBLISH(deal, k_item, following)  # before the item's loads: readers look one item ahead
         for i in range(COUNT(keys, t)):
             tile = TILE(keys, t, i)
-            slot = buffers.k.claim(tiles)
-            full = buffers.k.fulls[slot]
             span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
-            column = tile.head * buffers.HEAD_DIM
-            tlx.barrier_expect_bytes(full, buffers.k.bytes)
-            tlx.async_descriptor_load(k, buffers.k.tiles[slot], [span, end, key, column], full)
-            tlx.async_descriptor_load(v, buffers.v[slot], [span, end, key, column], full)
+            place = [span, end, key, tile.head * buffers.HEAD_DIM]
+            slot = buffers.k.claim(tiles)
+            tlx.barrier_expect_bytes(buffers.k.fulls[slot], buffers.k.bytes)
+            tlx.async_descriptor_load(k, buffers.k.tiles[slot], place, buffers.k.fulls[slot])
+            tlx.async_descriptor_load(v, buffers.v[slot], place, buffers.k.fulls[slot])
             low, high = keys.query_blocks(tile)
             for head in range(tile.head * keys.GROUP, (tile.head + 1) * keys.GROUP):
                 for block in range(low, high):
@@ -77,23 +74,13 @@ def load(
 
 @triton.jit
 def load_rows(keys, buffers, tile, q, dout, statistics, head, block, turn):
-    """Q with lse, and dO with delta, of one block of query rows of one head."""
+    """Q, dO and the statistics of one block of query rows of one head."""
     row = block * keys.BLOCK_M
     column = head * buffers.HEAD_DIM
-    STAT_BYTES: tl.constexpr = 4 * keys.BLOCK_M
-    stat = head.to(tl.int64) * statistics.rows + tile.stat + row
     slot = buffers.q.claim(turn)
-    full = buffers.q.fulls[slot]
-    span, end, first = ragged_row(tile.q_end, tile.q_len, row)
-    tlx.barrier_expect_bytes(full, buffers.q.bytes + STAT_BYTES)
-    tlx.async_descriptor_load(q, buffers.q.tiles[slot], [span, end, first, column], full)
-    tlx.async_load(statistics.log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
-    slot = buffers.dout.claim(turn)
-    full = buffers.dout.fulls[slot]
-    span, end, first = ragged_row(tile.dout_end, tile.q_len, row)
-    tlx.barrier_expect_bytes(full, buffers.dout.bytes + STAT_BYTES)
-    tlx.async_descriptor_load(dout, buffers.dout.tiles[slot], [span, end, first, column], full)
-    tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+    buffers.q.bring(turn, q, tile.q_end, tile.q_len, row, column)
+    buffers.dout.bring(turn, dout, tile.dout_end, tile.q_len, row, column)
+    statistics.bring(buffers, slot, head, tile.stat + row)
 
 
 @triton.jit
@@ -102,47 +89,25 @@ def load_rows_in_pair(keys, buffers, tile, q, dout, statistics, head, block, tur
 
     Each CTA's barrier counts both halves. The descriptors' boxes have half as many rows.
     """
-    HALF: tl.constexpr = keys.BLOCK_M // 2
     row = block * keys.BLOCK_M
     column = head * buffers.HEAD_DIM
-    STAT_BYTES: tl.constexpr = 4 * keys.BLOCK_M
-    stat = head.to(tl.int64) * statistics.rows + tile.stat + row
     slot = buffers.q.claim(turn)  # the groups of both CTAs are done with the slot in both
-    full = buffers.q.fulls[slot]
-    tlx.barrier_expect_bytes(full, buffers.q.bytes + STAT_BYTES)
-    send_half(
-        q, buffers.q.tiles[slot], tile.q_end, tile.q_len, row, column, full, keys, HALF, buffers.HEAD_DIM
-    )
-    tlx.async_load(statistics.log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
-    slot = buffers.dout.claim(turn)
-    full = buffers.dout.fulls[slot]
-    tlx.barrier_expect_bytes(full, buffers.dout.bytes + STAT_BYTES)
-    send_half(
-        dout,
-        buffers.dout.tiles[slot],
-        tile.dout_end,
-        tile.q_len,
-        row,
-        column,
-        full,
-        keys,
-        HALF,
-        buffers.HEAD_DIM,
-    )
-    tlx.async_load(statistics.delta + stat, buffers.delta[slot], bulk=True, barrier=full)
+    send_half(keys, buffers.q, slot, q, tile.q_end, tile.q_len, row, column)
+    send_half(keys, buffers.dout, slot, dout, tile.dout_end, tile.q_len, row, column)
+    statistics.bring(buffers, slot, head, tile.stat + row)
 
 
 @triton.jit
-def send_half(desc, rows, end, length, row, column, full, keys, HALF: tl.constexpr, HEAD_DIM: tl.constexpr):
+def send_half(keys, ring, slot, desc, end, length, row, column):
     """This CTA's half of the rows into the same place of both CTAs' shared memory."""
-    if keys.mine == 0:
-        span, last, first = ragged_row(end, length, row)
-        half = tlx.local_slice(rows, [0, 0], [HALF, HEAD_DIM])
-        tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
-    else:
-        span, last, first = ragged_row(end, length, row + HALF)
-        half = tlx.local_slice(rows, [HALF, 0], [HALF, HEAD_DIM])
-        tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
+    HALF: tl.constexpr = keys.BLOCK_M // 2
+    full = ring.fulls[slot]
+    tlx.barrier_expect_bytes(full, ring.bytes)
+    for rank in tl.static_range(2):
+        if keys.mine == rank * keys.KEYS:
+            half = tlx.local_slice(ring.tiles[slot], [rank * HALF, 0], [HALF, ring.tiles.shape[1]])
+            span, last, first = ragged_row(end, length, row + rank * HALF)
+            tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
 
 
 @triton.jit
@@ -174,15 +139,9 @@ def settle_one_behind(buffers, turn):
 
 @triton.jit
 def reduce(
-    keys,
-    deal,
-    buffers,
-    dq,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    SETTLE: tl.constexpr,
-):
+    keys, deal, buffers, dq,
+    COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr, SETTLE: tl.constexpr,
+):  # fmt: skip
     """Writer: adds every turn's dQ to global memory, in float32, by TMA."""
     turn = 0
     k_item = 0
@@ -204,143 +163,70 @@ def reduce(
 
 @triton.jit(do_not_specialize=["batch", "query_len", "padded_len", "stat_rows", "left", "right"])
 def kernel(
-    q,
-    k,
-    v,
-    dout,
-    dq,
-    dk,
-    dv,
-    log2_lse,
-    delta,
-    records,
-    counts,
-    kv_offsets,
-    q_offsets,
-    counter,
-    batch,
-    query_len,
-    padded_len,
-    stat_rows,
-    left,
-    right,
-    scale_log2,
-    scale,
-    LOAD: tl.constexpr,
-    LOAD_ROWS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    WALK: tl.constexpr,
-    MULTIPLY: tl.constexpr,
-    STORE: tl.constexpr,
-    REDUCE: tl.constexpr,
-    SETTLE: tl.constexpr,
-    ITEMS: tl.constexpr,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    DRAW: tl.constexpr,
-    PUBLISH: tl.constexpr,
-    HEAR: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BROADCAST: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROW_STAGES: tl.constexpr,
-    DQ_STAGES: tl.constexpr,
-    PAIR: tl.constexpr,
-    REGISTERS: tl.constexpr,
-):
+    q, k, v, dout, dq, dk, dv, log2_lse, delta,
+    records, counts, kv_offsets, q_offsets, counter,
+    batch, query_len, padded_len, stat_rows, left, right, scale_log2, scale,
+    LOAD: tl.constexpr, LOAD_ROWS: tl.constexpr, COMPUTE: tl.constexpr, WALK: tl.constexpr,
+    MULTIPLY: tl.constexpr, STORE: tl.constexpr, REDUCE: tl.constexpr, SETTLE: tl.constexpr,
+    ITEMS: tl.constexpr, COUNT: tl.constexpr, TILE: tl.constexpr,
+    DRAW: tl.constexpr, PUBLISH: tl.constexpr, HEAR: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BROADCAST: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROW_STAGES: tl.constexpr, DQ_STAGES: tl.constexpr, PAIR: tl.constexpr, REGISTERS: tl.constexpr,
+):  # fmt: skip
     """Persistent: one CTA an SM (a pair of CTAs on two), items as the deal hands them out."""
     KEYS: tl.constexpr = BLOCK_N // PAIR
     DTYPE: tl.constexpr = q.dtype
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
-    program = tl.program_id(0)
+    STAT_BYTES: tl.constexpr = 2 * 4 * BLOCK_M
+    PARTS: tl.constexpr = GROUPS * DQ_STAGES
+    program = tl.program_id(0) // PAIR
     mine = program * 0
     if PAIR > 1:
         mine = tlx.cluster_cta_rank() * KEYS
     keys = Keys(
-        records,
-        counts,
-        kv_offsets,
-        q_offsets,
-        batch,
-        query_len,
-        padded_len,
-        left,
-        right,
-        HEADS,
-        GROUP,
-        BROADCAST,
-        LEFT,
-        RIGHT,
-        BLOCK_M,
-        BLOCK_N,
-        KEYS,
-        mine,
-    )
+        records, counts, kv_offsets, q_offsets, batch, query_len, padded_len, left, right,
+        HEADS, GROUP, BROADCAST, LEFT, RIGHT, BLOCK_M, BLOCK_N, KEYS, mine,
+    )  # fmt: skip
     tickets = tlx.local_alloc((1,), tl.int32, 2)
-    ticket_full = tlx.alloc_barriers(2)
-    ticket_empty = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
-    deal = Deal(
-        program // PAIR,
-        tl.num_programs(0) // PAIR,
-        ITEMS(keys),
-        counter,
-        tickets,
-        ticket_full,
-        ticket_empty,
-        1,
-    )
-    k_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
+    heard = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
+    programs = tl.num_programs(0) // PAIR
+    deal = Deal(program, programs, ITEMS(keys), counter, tickets, tlx.alloc_barriers(2), heard, 1)
+    k_ring = ring(tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1), 1, 2 * 2 * KEYS * HEAD_DIM, 8)
+    dk_tiles = k_ring.tiles
     v_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
-    dk_tiles = k_tiles
     dv_tiles = v_tiles
     if HEAD_DIM == 64:  # half a K tile is half a swizzle atom wide, which a TMA store cannot read
         dk_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
         dv_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
-    k_full = tlx.alloc_barriers(1)
-    k_empty = tlx.alloc_warp_barrier(1, num_warps=8)
     q_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
-    q_full = tlx.alloc_barriers(ROW_STAGES)
-    if PAIR == 1:
-        q_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
-        dout_empty = tlx.alloc_warp_barrier(ROW_STAGES, num_warps=8)
-    else:  # one arrival of each of the pair's four groups
-        q_empty = tlx.alloc_barriers(ROW_STAGES, arrive_count=2 * GROUPS)
-        dout_empty = tlx.alloc_barriers(ROW_STAGES, arrive_count=2 * GROUPS)
+    # Q and dO are released by every warp of a CTA's groups, in a pair by one thread of each of four groups.
+    q_ring = ring(q_tiles, ROW_STAGES, ROW_BYTES, 8 if PAIR == 1 else 0, PAIR * GROUPS)
     dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
-    dout_full = tlx.alloc_barriers(ROW_STAGES)
-    dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM // GROUPS), tl.float32, GROUPS * DQ_STAGES)
-    dq_full = tlx.alloc_warp_barrier(GROUPS * DQ_STAGES, num_warps=4)
-    dq_empty = tlx.alloc_barriers(GROUPS * DQ_STAGES)
+    dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM // GROUPS), tl.float32, PARTS)
     buffers = Buffers(
-        Ring(k_tiles, k_full, k_empty, 1, 2 * 2 * KEYS * HEAD_DIM),
+        k_ring,
         v_tiles,
         dk_tiles,
         dv_tiles,
-        Ring(q_tiles, q_full, q_empty, ROW_STAGES, ROW_BYTES),
-        Ring(dout_tiles, dout_full, dout_empty, ROW_STAGES, ROW_BYTES),
+        q_ring,
+        ring(dout_tiles, ROW_STAGES, ROW_BYTES + STAT_BYTES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
         tlx.local_alloc((KEYS, BLOCK_M), DTYPE, 1),
-        Ring(dq_tiles, dq_full, dq_empty, GROUPS * DQ_STAGES, 0),
+        Ring(dq_tiles, tlx.alloc_warp_barrier(PARTS, num_warps=4), tlx.alloc_barriers(PARTS), PARTS, 0),
         HEAD_DIM,
         PAIR,
     )
     statistics = Statistics(log2_lse, delta, stat_rows)
     leave = tlx.alloc_barriers(1)
+    lists: tl.constexpr = (COUNT, TILE, HEAR)
+    work: tl.constexpr = (WALK, MULTIPLY, STORE)
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            COMPUTE(
-                0, keys, deal, buffers, dk, dv, scale_log2, scale, COUNT, TILE, HEAR, WALK, MULTIPLY, STORE
-            )
+            COMPUTE(0, keys, deal, buffers, dk, dv, scale_log2, scale, *lists, *work)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            COMPUTE(
-                1, keys, deal, buffers, dk, dv, scale_log2, scale, COUNT, TILE, HEAR, WALK, MULTIPLY, STORE
-            )
+            COMPUTE(1, keys, deal, buffers, dk, dv, scale_log2, scale, *lists, *work)
         with tlx.async_task(num_warps=1, registers=24):
             LOAD(keys, deal, buffers, q, k, v, dout, statistics, COUNT, TILE, DRAW, PUBLISH, LOAD_ROWS)
         with tlx.async_task(num_warps=1, registers=24):

@@ -10,71 +10,62 @@ from jfa.kernels.ragged import ragged_row
 GROUPS = tl.constexpr(2)  # compute warp groups
 ROWS = tl.constexpr(64)  # keys of a compute group
 SCORES_READY = tl.constexpr(9)  # named barrier: dS of both groups is written
-SCORES_READ = tl.constexpr(10)  # named barrier: dS of both groups is read
-KEYS_READ = tl.constexpr(11)  # named barrier: both groups are done with the tile's K
+SCORES_READ = tl.constexpr(10)  # named barrier: dS and K of both groups are read
 
 
 @triton.aggregate
 class Buffers:
-    """The rings between the roles, and the tile that the compute groups exchange."""
+    """The rings between the roles, and the tile that the compute groups exchange.
 
-    k: Ring  # K and V of the key tile, one barrier for both
+    Q and dO of a turn are released together, so that the slots of Q stand for those of dO.
+    """
+
+    k: Ring  # K and V of the key tile, one barrier for both; one slot
     v: tlx.buffered_tensor
     dk: tlx.buffered_tensor  # staging of the results: the K and V tiles themselves where they are wide enough
     dv: tlx.buffered_tensor
     q: Ring
-    dout: Ring
-    log2_lse: tlx.buffered_tensor  # in the slots of the Q ring
-    delta: tlx.buffered_tensor  # in the slots of the dO ring
+    dout: Ring  # dO, with
+    log2_lse: tlx.buffered_tensor  # the rows' lse in log2 units and
+    delta: tlx.buffered_tensor  # delta, in the slots of the dO ring
     ds: tlx.buffered_tensor
     dq: Ring  # compute -> reduce: a part of dQ from either group a turn
     HEAD_DIM: tl.constexpr
     PAIR: tl.constexpr  # CTAs that share Q and dO
 
     @triton.jit
-    def release(self, ring, turn):
-        """This group is done with a tile of Q or dO; in a pair both loaders must know, since both fill it."""
-        slot = turn % ring.depth
+    def release_rows(self, turn):
+        """This group is done with a turn's Q and dO; in a pair both loaders must know: each fills half."""
+        slot = turn % self.q.depth
         if self.PAIR == 1:
-            tlx.barrier_arrive(ring.empties[slot])
+            tlx.barrier_arrive(self.q.empties[slot])
         else:
-            tlx.barrier_arrive(ring.empties[slot], 1, remote_cta_rank=0)
-            tlx.barrier_arrive(ring.empties[slot], 1, remote_cta_rank=1)
+            tlx.barrier_arrive(self.q.empties[slot], 1, remote_cta_rank=0)
+            tlx.barrier_arrive(self.q.empties[slot], 1, remote_cta_rank=1)
 
 
 @triton.jit
-def scores(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    block,
-    turn,
-    scale_log2,
-    masked,
-    HEAD_DIM: tl.constexpr,
-):
+def scores(group: tl.constexpr, keys, tile, buffers, block, turn, scale_log2, masked):
     """P^T and dS^T of this group's 64 keys against one block of query rows, in registers."""
     DTYPE: tl.constexpr = buffers.k.tiles.dtype
     mine: tl.constexpr = group * ROWS
-    k_rows = tlx.local_slice(buffers.k.tiles[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    v_rows = tlx.local_slice(buffers.v[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    q_slot = buffers.q.await_full(turn)
-    s = tlx.async_dot(k_rows, tlx.local_trans(buffers.q.tiles[q_slot]))
-    do_slot = buffers.dout.await_full(turn)
-    dp = tlx.async_dot(v_rows, tlx.local_trans(buffers.dout.tiles[do_slot]))
-    log2_lse = tlx.local_load(buffers.log2_lse[q_slot])
+    k_rows = tlx.local_slice(buffers.k.tiles[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
+    v_rows = tlx.local_slice(buffers.v[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
+    slot = buffers.q.await_full(turn)
+    s = tlx.async_dot(k_rows, tlx.local_trans(buffers.q.tiles[slot]))
+    slot = buffers.dout.await_full(turn)
+    dp = tlx.async_dot(v_rows, tlx.local_trans(buffers.dout.tiles[slot]))
+    log2_lse = tlx.local_load(buffers.log2_lse[slot])
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - log2_lse[None, :])
     if masked:
         key = tile.key + keys.mine + mine + tl.arange(0, ROWS)
         row = block * keys.BLOCK_M + tl.arange(0, keys.BLOCK_M)
         p = tl.where(keys.seen(tile, key, row), p, 0.0)
-    delta = tlx.local_load(buffers.delta[do_slot])
+    delta = tlx.local_load(buffers.delta[slot])
     dp = tlx.async_dot_wait(0, dp)
     ds = p * (dp - delta[None, :])
-    return p.to(DTYPE), ds.to(DTYPE), q_slot, do_slot
+    return p.to(DTYPE), ds.to(DTYPE), slot
 
 
 @triton.jit
@@ -84,6 +75,14 @@ def share_scores(group: tl.constexpr, keys, buffers, ds):
     tlx.local_store(mine, ds)
     tlx.fence("async_shared")  # the tensor cores read dS through the asynchronous proxy
     tlx.named_barrier_wait(SCORES_READY, GROUPS * 128)
+
+
+@triton.jit
+def start_dq(group: tl.constexpr, keys, buffers):
+    """Start dQ = dS K over all keys of the CTA, this group's half of its columns."""
+    WIDTH: tl.constexpr = buffers.HEAD_DIM // GROUPS
+    k_half = tlx.local_slice(buffers.k.tiles[0], [0, group * WIDTH], [keys.KEYS, WIDTH])
+    return tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
 
 
 @triton.jit
@@ -97,22 +96,18 @@ def put(group: tl.constexpr, buffers, turn, dq):
 
 
 @triton.jit
-def multiply(group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked):
-    """One block of query rows: dV, dK, and this group's half of dQ's columns in one piece."""
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
-    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
-    p, ds, q_slot, do_slot = scores(
-        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
-    )
-    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
+def multiply(group: tl.constexpr, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked):
+    """One block of query rows: dV, dK, and this group's half of dQ's columns in one piece.
+
+    dV needs no wait of its own: products end in the order of their start.
+    """
+    p, ds, slot = scores(group, keys, tile, buffers, block, turn, scale_log2, masked)
+    dv = tlx.async_dot(p, buffers.dout.tiles[slot], dv)
     share_scores(group, keys, buffers, ds)
-    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.KEYS, WIDTH])
-    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
-    dv = tlx.async_dot_wait(2, dv)
-    buffers.release(buffers.dout, turn)  # the loader may replace dO
+    dk = tlx.async_dot(ds, buffers.q.tiles[slot], dk)
+    dq = start_dq(group, keys, buffers)
     dk = tlx.async_dot_wait(1, dk)
-    buffers.release(buffers.q, turn)  # and Q
+    buffers.release_rows(turn)  # the loader may replace Q and dO
     dq = tlx.async_dot_wait(0, dq)
     tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     put(group, buffers, turn, dq)
@@ -120,112 +115,71 @@ def multiply(group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, 
 
 
 @triton.jit
-def multiply_dq_first(
-    group: tl.constexpr, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked
-):
+def multiply_dq_first(group: tl.constexpr, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked):
     """As `multiply`, but dQ before dK: its registers leave for staging while the tensor cores form dK."""
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
-    WIDTH: tl.constexpr = HEAD_DIM // GROUPS
-    p, ds, q_slot, do_slot = scores(
-        group, keys, tile, buffers, k_slot, block, turn, scale_log2, masked, HEAD_DIM
-    )
-    dv = tlx.async_dot(p, buffers.dout.tiles[do_slot], dv)
+    p, ds, slot = scores(group, keys, tile, buffers, block, turn, scale_log2, masked)
+    dv = tlx.async_dot(p, buffers.dout.tiles[slot], dv)
     share_scores(group, keys, buffers, ds)
-    k_half = tlx.local_slice(buffers.k.tiles[k_slot], [0, group * WIDTH], [keys.KEYS, WIDTH])
-    dq = tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
-    dk = tlx.async_dot(ds, buffers.q.tiles[q_slot], dk)
-    dv = tlx.async_dot_wait(2, dv)
-    buffers.release(buffers.dout, turn)  # the loader may replace dO
+    dq = start_dq(group, keys, buffers)
+    dk = tlx.async_dot(ds, buffers.q.tiles[slot], dk)
     dq = tlx.async_dot_wait(1, dq)
     put(group, buffers, turn, dq)
     dk = tlx.async_dot_wait(0, dk)
-    buffers.release(buffers.q, turn)  # and Q
+    buffers.release_rows(turn)  # the loader may replace Q and dO
     tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     return dk, dv
 
 
 @triton.jit
 def walk_masked(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    low,
-    high,
-    turn,
-    dk,
-    dv,
-    scale_log2,
-    MULTIPLY: tl.constexpr,
+    group: tl.constexpr, keys, tile, buffers, low, high, turn, dk, dv, scale_log2, MULTIPLY: tl.constexpr
 ):
     """Blocks [low, high) of query rows of one head, every one masked."""
     for block in range(low, high):
-        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, True)
+        dk, dv = MULTIPLY(group, keys, tile, buffers, block, turn, dk, dv, scale_log2, True)
         turn += 1
     return dk, dv, turn
 
 
 @triton.jit
 def walk_peeled(
-    group: tl.constexpr,
-    keys,
-    tile,
-    buffers,
-    k_slot,
-    low,
-    high,
-    turn,
-    dk,
-    dv,
-    scale_log2,
-    MULTIPLY: tl.constexpr,
+    group: tl.constexpr, keys, tile, buffers, low, high, turn, dk, dv, scale_log2, MULTIPLY: tl.constexpr
 ):
     """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
     first, end = keys.bulk_blocks(tile, low, high)
     for block in range(low, high):
         masked = (block < first) | (block >= end)
-        dk, dv = MULTIPLY(group, keys, tile, buffers, k_slot, block, turn, dk, dv, scale_log2, masked)
+        dk, dv = MULTIPLY(group, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked)
         turn += 1
     return dk, dv, turn
 
 
 @triton.jit
-def store(group: tl.constexpr, keys, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale):
-    """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile."""
+def store(group: tl.constexpr, keys, tile, buffers, dk, dv, dk_out, dv_out, scale):
+    """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile.
+
+    The other group has met this one at SCORES_READ behind its last dQ, which read this group's K rows.
+    """
     DTYPE: tl.constexpr = buffers.k.tiles.dtype
-    HEAD_DIM: tl.constexpr = buffers.HEAD_DIM
     mine: tl.constexpr = group * ROWS
-    dk_rows = tlx.local_slice(buffers.dk[k_slot], [mine, 0], [ROWS, HEAD_DIM])
-    dv_rows = tlx.local_slice(buffers.dv[k_slot], [mine, 0], [ROWS, HEAD_DIM])
+    dk_rows = tlx.local_slice(buffers.dk[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
+    dv_rows = tlx.local_slice(buffers.dv[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
     span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine + mine)
-    column = tile.head * HEAD_DIM
-    tlx.named_barrier_wait(KEYS_READ, GROUPS * 128)  # the other group's dQ has read this group's K rows
+    place = [span, end, key, tile.head * buffers.HEAD_DIM]
     tlx.local_store(dk_rows, (dk * scale).to(DTYPE))
     tlx.local_store(dv_rows, dv.to(DTYPE))
     tlx.fence("async_shared")  # the TMA unit reads them
-    tlx.async_descriptor_store(dk_out, dk_rows, [span, end, key, column])
-    tlx.async_descriptor_store(dv_out, dv_rows, [span, end, key, column])
+    tlx.async_descriptor_store(dk_out, dk_rows, place)
+    tlx.async_descriptor_store(dv_out, dv_rows, place)
     tlx.async_descriptor_store_wait(0)  # read out: the loader may overwrite K and V
 
 
 @triton.jit
 def compute(
-    group: tl.constexpr,
-    keys,
-    deal,
-    buffers,
-    dk_out,
-    dv_out,
-    scale_log2,
-    scale,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    HEAR: tl.constexpr,
-    WALK: tl.constexpr,
-    MULTIPLY: tl.constexpr,
-    STORE: tl.constexpr,
-):
+    group: tl.constexpr, keys, deal, buffers, dk_out, dv_out, scale_log2, scale,
+    COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr,
+    WALK: tl.constexpr, MULTIPLY: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
     """A compute group: dK and dV of its 64 keys of every tile, and its columns of every dQ."""
     turn = 0
     tiles = 0
@@ -239,12 +193,10 @@ def compute(
             low, high = keys.query_blocks(tile)
             dk = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
             dv = tl.zeros([ROWS, buffers.HEAD_DIM], tl.float32)
-            k_slot = buffers.k.await_full(tiles)
+            buffers.k.await_full(tiles)
             for _ in range(keys.GROUP):
-                dk, dv, turn = WALK(
-                    group, keys, tile, buffers, k_slot, low, high, turn, dk, dv, scale_log2, MULTIPLY
-                )
-            STORE(group, keys, tile, buffers, k_slot, dk, dv, dk_out, dv_out, scale)
+                dk, dv, turn = WALK(group, keys, tile, buffers, low, high, turn, dk, dv, scale_log2, MULTIPLY)
+            STORE(group, keys, tile, buffers, dk, dv, dk_out, dv_out, scale)
             buffers.k.release(tiles)
             tiles += 1
         t = following
