@@ -7,6 +7,7 @@ import torch
 from jfa.emulator import dtypes as D
 from jfa.emulator import dtypes_rounding as R
 from jfa.emulator import tile_typing as typing
+from jfa.emulator import tl_dot
 from jfa.emulator.tile import Tensor, as_tensor
 
 TORCH = {
@@ -297,3 +298,25 @@ def test_bitcasts_keep_the_bits():
     assert int(half.to(D.uint16, bitcast=True)) == 0x3C00
     with pytest.raises(typing.KernelTypeError):
         x.to(D.int16, bitcast=True)
+
+
+def test_float32_products_are_a_chain_of_fmas():
+    """From the accumulator on, k in order, one rounding a step; a product and its transpose agree exactly."""
+    from fractions import Fraction
+
+    draw = np.random.default_rng(7)
+    x, y, acc = (draw.standard_normal(shape).astype(np.float32) for shape in ((16, 80), (80, 32), (16, 32)))
+    found = tl_dot.dot(*(Tensor(a, D.float32) for a in (x, y, acc)), input_precision="ieee").d
+    assert found.dtype == np.float32
+    for i, j in ((0, 0), (3, 17), (15, 31)):
+        total = acc[i, j]
+        for k in range(80):
+            exact = Fraction(float(x[i, k])) * Fraction(float(y[k, j])) + Fraction(float(total))
+            total = np.float32(float(exact))
+        assert found[i, j] == total
+    others = (y.T.copy(), np.asfortranarray(x).T, acc.T.copy())
+    turned = tl_dot.dot(*(Tensor(a, D.float32) for a in others), input_precision="ieee")
+    assert np.array_equal(turned.d.T, found)
+    one, two = (np.full((16, 16), 3e38, np.float32), np.eye(16, dtype=np.float32))
+    big = tl_dot.dot(Tensor(one, D.float32), Tensor(2 * two, D.float32), input_precision="ieee")
+    assert np.isposinf(big.d).all(), "an overflow is an infinity, and no warning"

@@ -2,8 +2,10 @@
 
 Products accumulate in float32 in numpy's order (the tensor core's order and its guard bits are not modelled).
 float32 operands: "tf32" (the default) drops the 13 low bits of both, "tf32x3" adds the two mixed products
-with remainders, "ieee" keeps all bits. fp8 on sm_90 accumulates with fewer bits on the hardware; not
-modelled.
+with remainders. "ieee" keeps all bits and does what CUDA cores do: from the accumulator on, one fma for each
+k in turn. So a product and its transpose agree to the last bit, as on a GPU; numpy's order depends on shapes
+and strides, and a backward pass that recomputes exp(s) would meet another s than the forward pass. fp8 on
+sm_90 accumulates with fewer bits on the hardware; not modelled.
 """
 
 import numpy as np
@@ -47,7 +49,7 @@ def _check(input, other):
 
 
 def multiply(x, y, precision):
-    """float32 x @ y with the operand precision asked for."""
+    """float32 x @ y on tensor cores, with the operand precision asked for."""
     if precision == "ieee":
         return np.matmul(x, y)
     if precision == "tf32":
@@ -55,6 +57,17 @@ def multiply(x, y, precision):
     return _split_product(
         x, y, R.round_tf32 if precision == "tf32x3" else R.round_bf16, 3 if precision == "bf16x6" else 2
     )
+
+
+def multiply_by_fma(x, y, acc):
+    """float32 acc + x @ y on CUDA cores: the sum over k in its order, rounded to float32 after every step."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    total = np.zeros((*x.shape[:-1], y.shape[-1])) if acc is None else acc.astype(np.float64)
+    with np.errstate(all="ignore"):
+        for k in range(x.shape[-1]):  # the product of two float32 is exact in float64, so this is an fma
+            total = total + x[..., k, None] * y[..., k, None, :]
+            total = total.astype(np.float32).astype(np.float64)
+    return total.astype(np.float32)
 
 
 def _split_product(x, y, rounding, parts):
@@ -94,19 +107,27 @@ def dot(
     else:
         if input.dtype in (D.float32, D.bfloat16):
             out_dtype = D.float32
-        r = multiply(input.d, other.d, precision if input.dtype is D.float32 else "ieee")
+        if input.dtype is D.float32 and precision == "ieee":
+            _check_accumulator(acc, (*input.shape[:-1], other.shape[-1]), out_dtype)
+            r, acc = multiply_by_fma(input.d, other.d, None if acc is None else acc.d), None
+        else:
+            r = multiply(input.d, other.d, precision if input.dtype is D.float32 else "ieee")
     CTX.count("dot_flop", 2 * input.d.size * other.shape[-1])
     return _accumulate(r, acc, out_dtype)
 
 
+def _check_accumulator(acc, shape, dtype):
+    if acc is None:
+        return
+    if tuple(acc.shape) != tuple(shape):
+        raise KernelTypeError(f"accumulator of shape {list(acc.shape)} for a product of shape {list(shape)}")
+    if acc.dtype is not dtype:
+        raise KernelTypeError(f"accumulator of type {acc.dtype} for a product of type {dtype}")
+
+
 def _accumulate(r, acc, dtype):
+    _check_accumulator(acc, r.shape, dtype)
     if acc is not None:
-        if acc.shape != r.shape:
-            raise KernelTypeError(
-                f"accumulator of shape {list(acc.shape)} for a product of shape {list(r.shape)}"
-            )
-        if acc.dtype is not dtype:
-            raise KernelTypeError(f"accumulator of type {acc.dtype} for a product of type {dtype}")
         r = r + acc.d
     if dtype.narrow_float:
         r = R.round_to(dtype, r)
