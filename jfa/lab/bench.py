@@ -10,6 +10,7 @@ real lengths. `jfa.lab.results` reads the rows.
 """
 
 import argparse
+import faulthandler
 import functools
 import time
 
@@ -221,6 +222,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--flex-limit-s", type=float, default=child.PREPARE_S, help="to compile one case")
+    parser.add_argument("--case-limit-s", type=float, help="end the process when a case takes longer")
     parser.add_argument("--resume", action="store_true", help="leave out cases that the output has")
     parser.add_argument("--output", help="CSV to write; rows are appended")
     parser.add_argument("--memory", help="CSV of peak memory to write; rows are appended")
@@ -243,7 +245,10 @@ def run(options) -> int:
             if time.monotonic() - start > options.limit_s:
                 left += 1
                 continue
+            if options.case_limit_s:  # a kernel that hangs ends the process, not the time that was lent
+                faulthandler.dump_traceback_later(options.case_limit_s, exit=True)
             rows, peaks = measure_case(case, impls, options, monitor, process)
+            faulthandler.cancel_dump_traceback_later()
             for row in rows:
                 print(show(row), flush=True)
             if options.output:

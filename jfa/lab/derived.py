@@ -1,0 +1,162 @@
+"""Rows of figures that are drawn from other recordings: the roofline, the ladder, dense shapes, two days.
+
+Each is a small table with the provenance of what it was made of, so that a figure lies beside its data.
+"""
+
+import statistics
+from pathlib import Path
+
+from jfa.lab import flops, results
+from jfa.lab.cases import Case
+from jfa.lab.figures import FOLDER
+from jfa.lab.machine import PROVENANCE
+from jfa.lab.recorded import geometric_mean
+
+DIRECTIONS = results.DIRECTIONS
+
+
+def where(row: dict) -> dict:
+    """How and where a row was measured."""
+    return {name: row.get(name, "") for name in ("timer", *PROVENANCE)}
+
+
+def work_of(case: Case, direction: str):
+    """FLOPs and least bytes of a case, from its lengths."""
+    lengths = case.lengths()
+    window = (None, None) if case.window is None else case.window
+    query = lengths if case.packed or case.suite == "dense" else case.M
+    options = {"Hkv": case.Hkv, "causal": case.causal, "window": window}
+    return flops.roofline(lengths, query, case.Hq, case.D, direction, **options)
+
+
+def roofline_rows(rows: list[dict]) -> list[dict]:
+    """For every shape and direction: FLOPs a byte, TFLOPS of ours and of FA4, and the roofline's."""
+    found = results.Measured.of(rows)
+    table = []
+    for case in found.cases(
+        lambda case: results.plain(case) or case.suite in ("histories", "dense", "packed")
+    ):
+        for direction in DIRECTIONS:
+            row = found.rows.get((case, direction, "jfa", "call"))
+            if row is None:
+                continue
+            work = work_of(case, direction)
+            theirs = found.rows.get((case, direction, "fa4", "call"))
+            facts = {name: value for name, value in case.columns().items() if name != "window"}
+            table.append(
+                facts
+                | {"direction": direction, "flops_a_byte": round(work.flops / work.bytes, 3)}
+                | {"tflops": row["tflops"], "fa4_tflops": theirs["tflops"] if theirs else ""}
+                | {"roof_tflops": row["roof_tflops"], "share": round(row["tflops"] / row["roof_tflops"], 4)}
+                | {"limit": work.bound, **where(row)}
+            )
+    return table
+
+
+def ladder_rows(forward: list[dict], backward: list[dict]) -> list[dict]:
+    """Geometric mean TFLOPS of every step over the shapes that all steps of its direction ran.
+
+    None before both directions were measured.
+    """
+    table = []
+    if not (forward and backward):
+        return table
+    for direction, rows in zip(DIRECTIONS, (forward, backward)):
+        kept = [row for row in rows if row["scope"] == "call" and row.get("tflops") not in (None, "")]
+        steps = {}
+        for row in kept:
+            steps.setdefault(row["step"], {})[row["M"], row["N"], row["density"]] = row
+        common = set.intersection(*map(set, steps.values())) if steps else set()
+        for step, by_shape in steps.items():
+            shared = [by_shape[shape] for shape in sorted(common)]
+            if not shared:
+                continue
+            speeds = [row["tflops"] for row in shared]
+            facts = {"direction": direction, "step": step, "shapes": len(shared)}
+            facts |= {"tflops": round(geometric_mean(speeds), 2), "least": min(speeds), "most": max(speeds)}
+            medians = {
+                name: statistics.median(
+                    [row[name] for row in shared if row.get(name) not in (None, "")] or [0]
+                )
+                for name in ("sm_clock_mhz", "power_w")
+            }
+            table.append(facts | where(shared[0]) | medians)
+    return table
+
+
+def dense_rows(rows: list[dict]) -> list[dict]:
+    """TFLOPS of every peer on dense shapes and packed self-attention, the whole call."""
+    kept = results.Measured.of(rows).rows
+    table = []
+    for (case, direction, name, scope), row in kept.items():
+        if (
+            case.suite in ("dense", "packed")
+            and scope == "call"
+            and direction in DIRECTIONS
+            and ":" not in name
+        ):
+            facts = {"suite": case.suite, "causal": int(case.causal), "N": case.N, "B": case.B}
+            facts |= {"direction": direction, "impl": name, "tflops": row["tflops"]}
+            table.append(facts | {"roof_tflops": row["roof_tflops"], **where(row)})
+    return table
+
+
+def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
+    """Every shape of two runs side by side: our milliseconds, and our ratio over FA4."""
+    one, two = results.Measured.of(first), results.Measured.of(second)
+    table = []
+    for case in one.cases(lambda case: results.plain(case) or case.suite != "jagged"):
+        for direction in DIRECTIONS:
+            times = [run.time(case, direction) for run in (one, two)]
+            ratios = [run.ratios([case], direction).get(case) for run in (one, two)]
+            if None in times or None in ratios:
+                continue
+            facts = {"suite": case.suite, "M": case.M, "N": case.N, "density": case.density}
+            facts |= {"causal": int(case.causal), "direction": direction}
+            facts |= {"ms_first": times[0], "ms_second": times[1]}
+            facts |= {"over_fa4_first": round(ratios[0], 4), "over_fa4_second": round(ratios[1], 4)}
+            key = (case, direction, "jfa", "call")
+            dates = {"date_first": one.rows[key]["date"], "date_second": two.rows[key]["date"]}
+            table.append(facts | dates | where(two.rows[key]))
+    return table
+
+
+def differences(rows: list[dict], column: str) -> tuple[float, float]:
+    """Median and largest change from the first run to the second, as a share, of a column of spread_rows."""
+    shares = [abs(row[f"{column}_second"] / row[f"{column}_first"] - 1) for row in rows]
+    return statistics.median(shares), max(shares)
+
+
+def spread_text(first: list[dict], second: list[dict]) -> str:
+    """How far two runs differ, in a sentence."""
+    rows = spread_rows(first, second)
+    if not rows:
+        return f"{results.NOTHING}: there is no second run to compare with"
+    percent = [100 * share for column in ("ms", "over_fa4") for share in differences(rows, column)]
+    return (
+        f"two runs, {len(rows)} measurements: our times differ by {percent[0]:.1f} % in the median and "
+        f"{percent[1]:.1f} % at most, ratios over FA4 by {percent[2]:.1f} % and {percent[3]:.1f} %"
+    )
+
+
+def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:
+    """Every derived table by its name; empty where what it is made of was not measured."""
+    first, second = (results.load(name, folder) for name in (results.RESULTS, results.AGAIN))
+    return {
+        "09_roofline": roofline_rows(first),
+        "09_ladder": ladder_rows(*(results.load(name, folder) for name in ("04_steps", "05_steps"))),
+        "09_dense": dense_rows(first),
+        "09_spread": spread_rows(first, second) if first and second else [],
+    }
+
+
+def write_all(folder: Path = FOLDER) -> list[str]:
+    """Write figures/NAME.csv of every derived table that has rows; says what it did."""
+    from jfa.lab import measure
+
+    said = []
+    for name, rows in tables(folder).items():
+        if rows:
+            measure.write_rows(folder / f"{name}.csv", rows)
+        said.append(f"{name}: {len(rows)} rows" if rows else f"{name}: {results.NOTHING}")
+    return said

@@ -1,0 +1,304 @@
+"""What the benchmark's rows say: the targets with their values, and the tables of README and notebook 09.
+
+    python -m jfa.lab.results [figures/09_results.csv [figures/09_memory.csv]]   print every target
+    python -m jfa.lab.results --derive      write the rows of the figures 09_* from the recorded ones
+
+Ratios are times of a peer over ours of one run and one process, so above 1 is faster than the peer.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from jfa.lab import measure
+from jfa.lab.cases import Case
+from jfa.lab.figures import FOLDER
+from jfa.lab.recorded import geometric_mean
+
+RESULTS, AGAIN, MEMORY, TUNING = "09_results", "09_results_2", "09_memory", "09_tuning"
+MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
+DIRECTIONS = ("forward", "backward")
+NOTHING = "not measured yet"
+
+
+def load(name: str, folder: Path = FOLDER) -> list[dict]:
+    """The rows of figures/NAME.csv, none if there is no such file."""
+    path = folder / f"{name}.csv"
+    return measure.read_rows(path) if path.exists() else []
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows that were measured, by (case, direction, name, scope); of several the last one counts."""
+
+    rows: dict
+
+    @classmethod
+    def of(cls, rows: list[dict]) -> "Measured":
+        """Leave out what failed and what was predicted."""
+        kept = [cls._numbers(row) for row in rows if row.get("timer") and row.get("ms_p50") not in (None, "")]
+        keys = [
+            (Case.of(row), row["direction"], row.get("name") or row["impl"], row["scope"]) for row in kept
+        ]
+        return cls(dict(zip(keys, kept, strict=True)))
+
+    @staticmethod
+    def _numbers(row):
+        columns = (name for name in ("ms_p50", "tflops", "roof_tflops") if row.get(name) not in (None, ""))
+        return dict(row) | {name: float(row[name]) for name in columns}
+
+    def time(self, case: Case, direction: str, name: str = "jfa", scope: str = "call") -> float | None:
+        """Median milliseconds, or None."""
+        row = self.rows.get((case, direction, name, scope))
+        return None if row is None else row["ms_p50"]
+
+    def cases(self, chosen=lambda case: True) -> list[Case]:
+        """The cases that something was measured of, in their order."""
+        return [case for case in dict.fromkeys(key[0] for key in self.rows) if chosen(case)]
+
+    def column(self, cases, direction, column, name="jfa", scope="call") -> list[float]:
+        """A column of every case that was measured."""
+        found = (self.rows.get((case, direction, name, scope)) for case in cases)
+        return [float(row[column]) for row in found if row is not None and row[column] not in (None, "")]
+
+    def ratios(self, cases, direction, peer="fa4", peer_scope="call") -> dict[Case, float]:
+        """Time of the peer over that of our call, for the cases that both ran."""
+        found = {}
+        for case in cases:
+            ours, theirs = self.time(case, direction), self.time(case, direction, peer, peer_scope)
+            if ours is not None and theirs is not None:
+                found[case] = theirs / ours
+        return found
+
+    def shares(self, cases, direction) -> list[float]:
+        """Share of the roofline that our calls reach."""
+        rows = (self.rows.get((case, direction, "jfa", "call")) for case in cases)
+        return [row["tflops"] / row["roof_tflops"] for row in rows if row is not None]
+
+    def behind_best(self) -> dict:
+        """Our call's time over that of the best step, by (case, direction) with steps measured by name."""
+        best = {}
+        for case, direction, name, scope in self.rows:
+            if name.startswith("jfa:") and scope == "call":
+                time = self.time(case, direction, name)
+                best[case, direction] = min(time, best.get((case, direction), time))
+        ours = {key: self.time(*key) for key in best}
+        return {key: ours[key] / best[key] for key in best if ours[key] is not None}
+
+
+def plain(case: Case) -> bool:
+    """Whether a case belongs to the main figure: broadcast-Q, 4 heads of 128, no mask."""
+    return case == Case("jagged", case.M, case.N, case.density, case.B) and case.M in (128, 256, 512)
+
+
+def averaged(case: Case) -> bool:
+    """Whether a case is one of the 36 shapes whose mean counts."""
+    return plain(case) and case.density in MEAN_DENSITIES
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target: at least (or at most) ``limit``, ``found`` over so many ``shapes``.
+
+    ``found`` is None where nothing was measured. ``note`` names the case that decides, or another figure.
+    """
+
+    name: str
+    limit: float
+    found: float | None
+    shapes: int
+    at_least: bool = True
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target was reached; None without a measurement."""
+        if self.found is None:
+            return None
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+    def __str__(self):
+        wanted = f"{'at least' if self.at_least else 'at most'} {self.limit:g}{self.unit}"
+        if self.found is None:
+            return f"{NOTHING:<17} {self.name}: {wanted}"
+        verdict = "reached" if self.reached else "missed"
+        note = f"; {self.note}" if self.note else ""
+        return (
+            f"{verdict:<17} {self.name}: {self.found:.3g}{self.unit}, {wanted} ({self.shapes} shapes{note})"
+        )
+
+
+def described(case: Case) -> str:
+    """A case in a few words."""
+    rows = f"M={case.M}, " if case.suite in ("jagged", "histories") else ""
+    return f"{case.suite} {rows}N={case.N}, density {case.density:g}{', causal' if case.causal else ''}"
+
+
+def _mean(name, limit, values) -> Target:
+    values = list(values)
+    return Target(name, limit, geometric_mean(values) if values else None, len(values))
+
+
+def _least(name, limit, by_case: dict) -> Target:
+    if not by_case:
+        return Target(name, limit, None, 0)
+    case = min(by_case, key=by_case.get)
+    mean = f"least at {described(case)}; mean {geometric_mean(by_case.values()):.3g}"
+    return Target(name, limit, by_case[case], len(by_case), note=mean)
+
+
+def targets(rows: list[dict], memory: list[dict] = ()) -> list[Target]:
+    """Every target of speed with its value from the benchmark's rows; where none counts, found is None."""
+    found = Measured.of(rows)
+    mean_cases = found.cases(averaged)
+    result = []
+    for direction, over in zip(DIRECTIONS, (2.3, 2.2)):
+        ratios = found.ratios(mean_cases, direction)
+        result.append(_mean(f"jagged {direction} over FA4, geometric mean", over, ratios.values()))
+        if direction == "forward":
+            expanded = found.ratios(mean_cases, direction, peer_scope="kernel")
+            name = "jagged forward over FA4 with q expanded beforehand, geometric mean"
+            result.append(_mean(name, 1.9, expanded.values()))
+    for direction in DIRECTIONS:
+        every = found.ratios(found.cases(plain), direction)
+        result.append(_least(f"jagged {direction} over FA4, least of all shapes", 1.1, every))
+    for direction, share in zip(DIRECTIONS, (0.75, 0.66)):
+        name = f"jagged {direction}, share of the roofline, geometric mean"
+        result.append(_mean(name, share, found.shares(mean_cases, direction)))
+    for suites, limits in ((("histories",), (2.0, 2.0)), (("dense", "packed"), (1.15, 1.1))):
+        cases = found.cases(lambda case, suites=suites: case.suite in suites)
+        for direction, limit in zip(DIRECTIONS, limits):
+            name = f"{' and '.join(suites)} {direction} over FA4, least of all shapes"
+            result.append(_least(name, limit, found.ratios(cases, direction)))
+        if "dense" in suites:
+            name = "dense and packed forward over cuDNN, least of all shapes"
+            result.append(_least(name, 1.0, found.ratios(cases, "forward", peer="cudnn")))
+    return [*result, _memory(memory), _dispatcher(found), _schedule(found)]
+
+
+def _memory(rows) -> Target:
+    name = "peak extra memory of a training step, of K and V, most of all shapes"
+    shares = {impl: [r["share_of_kv"] for r in rows if r["impl"] == impl] for impl in ("jfa", "fa4")}
+    note = f"FA4 {100 * max(shares['fa4']):.3g} %" if shares["fa4"] else ""
+    mine = shares["jfa"]
+    return Target(name, 1.0, 100 * max(mine) if mine else None, len(mine), False, " %", note)
+
+
+def _dispatcher(found: Measured) -> Target:
+    behind = found.behind_best()
+    if not behind:
+        return Target(
+            "the dispatcher's step behind the best one, most of all shapes", 5.0, None, 0, False, " %"
+        )
+    case, direction = key = max(behind, key=behind.get)
+    note = f"most at {described(case)} {direction}"
+    name = "the dispatcher's step behind the best one, most of all shapes"
+    return Target(name, 5.0, 100 * (behind[key] - 1), len(behind), False, " %", note)
+
+
+def _schedule(found: Measured) -> Target:
+    times = [row["ms_p50"] for key, row in found.rows.items() if key[3] == "schedule" and key[0].B == 768]
+    name = "making a schedule of 768 sequences, most of all shapes"
+    return Target(name, 15.0, 1e3 * max(times) if times else None, len(times), False, " us")
+
+
+def targets_text(rows: list[dict], memory: list[dict] = ()) -> str:
+    """Every target as a line."""
+    return "\n".join(map(str, targets(rows, memory)))
+
+
+GROUPS = (
+    ("jagged, M = 128", lambda case: averaged(case) and case.M == 128),
+    ("jagged, M = 256", lambda case: averaged(case) and case.M == 256),
+    ("jagged, M = 512", lambda case: averaged(case) and case.M == 512),
+    ("jagged, all three", averaged),
+    ("943 real histories", lambda case: case.suite == "histories"),
+    ("dense", lambda case: case.suite == "dense"),
+    ("packed self-attention", lambda case: case.suite == "packed"),
+)
+
+
+def readme_lines(rows: list[dict]) -> list[dict]:
+    """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios."""
+    found = Measured.of(rows)
+    lines = []
+    for label, chosen in GROUPS:
+        cases = found.cases(chosen)
+        for direction in DIRECTIONS:
+            speeds = found.column(cases, direction, "tflops")
+            if not speeds:
+                continue
+            over = found.ratios(cases, direction)
+            line = {
+                "shapes": label,
+                "pass": direction,
+                "count": len(speeds),
+                "tflops": geometric_mean(speeds),
+            }
+            line["of the roofline"] = geometric_mean(found.shares(cases, direction))
+            line["over FA4"] = geometric_mean(over.values()) if over else None
+            line["least"] = min(over.values()) if over else None
+            for peer in ("cudnn", "torch_varlen", "flex", "jfa_baseline"):
+                ratios = found.ratios(cases, direction, peer=peer).values()
+                line[f"over {peer}"] = geometric_mean(ratios) if ratios else None
+            lines.append(line)
+    return lines
+
+
+def readme_table(rows: list[dict]) -> str:
+    """The lines of `readme_lines` as Markdown; what was not measured is an empty cell."""
+    titles = ["shapes", "pass", "count", "TFLOPS", "of the roofline", "over FA4", "least", "over cuDNN"]
+    titles += ["over PyTorch varlen", "over FlexAttention", "over our baseline"]
+    text = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for line in readme_lines(rows):
+        words = [line["shapes"], line["pass"], str(line["count"]), f"{line['tflops']:.0f}"]
+        numbers = [value for name, value in line.items() if name not in ("shapes", "pass", "count", "tflops")]
+        words += ["" if value is None else f"{value:.2f}" for value in numbers]
+        text.append(f"| {' | '.join(words)} |")
+    return "\n".join(text) + "\n"
+
+
+def tuning_table(rows: list[dict] | None = None) -> str:
+    """The tuning log as Markdown: every idea, what was predicted, what came out, and what limits now."""
+    rows = load(TUNING) if rows is None else rows
+    if not rows:
+        return f"{NOTHING}: there is no tuning log\n"
+    names = ("idea", "why", "predicted_percent", "measured_percent", "shapes", "verdict", "limit")
+    titles = ("idea", "why", "predicted", "measured", "shapes", "verdict", "what limits")
+    text = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = []
+        for name in names:
+            value = row.get(name, "")
+            number = name.endswith("_percent") and isinstance(value, (int, float))
+            cells.append(f"{value:+g} %" if number else str(value).replace("|", "/"))
+        text.append(f"| {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the targets, or write the derived rows."""
+    parser = argparse.ArgumentParser(prog="python -m jfa.lab.results", description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="?", type=Path, default=FOLDER / f"{RESULTS}.csv")
+    parser.add_argument("memory", nargs="?", type=Path, default=FOLDER / f"{MEMORY}.csv")
+    parser.add_argument("--derive", action="store_true", help="write the rows of figures drawn from others")
+    options = parser.parse_args(arguments)
+    if options.derive:
+        from jfa.lab import derived
+
+        print("\n".join(derived.write_all()))
+        return 0
+    rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
+    print(targets_text(rows, memory))
+    print(readme_table(rows))
+    if second := load(AGAIN):
+        from jfa.lab import derived
+
+        print(derived.spread_text(load(RESULTS), second))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

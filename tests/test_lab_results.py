@@ -1,0 +1,169 @@
+"""The arithmetic of the targets on rows whose answers are known; figures and tables made of such rows."""
+
+import pytest
+
+from jfa.lab import cases, derived, figures, measure, recorded, results
+
+WHERE = {"timer": "cuda-graph", "gpu": "H200", "date": "2026-12-01", "commit": "abc", "power_w": 600.0}
+
+
+def row(case, direction, name, ms, scope="call", roof=800.0, work=1.04e12):
+    facts = {"direction": direction, "scope": scope, "impl": name.partition(":")[0], "name": name}
+    tflops = work / ms / 1e9
+    return case.columns() | facts | WHERE | {"ms_p50": ms, "tflops": tflops, "roof_tflops": roof, "step": ""}
+
+
+def full(slow=1.0, date="2026-12-01"):
+    """Every suite: ours 2 ms (so 520 of 800 TFLOPS), FA4 5 ms, 4.5 ms with q expanded, the least 2.4 ms."""
+    found = []
+    for suite in ("jagged", "histories", "dense", "packed"):
+        for case in cases.SUITES[suite]():
+            for direction in results.DIRECTIONS:
+                theirs = 5.0
+                if (case.M, case.N, case.density, direction) == (512, 4096, 1.0, "backward"):
+                    theirs = 2.4  # density 1 counts for the least ratio, not for the mean
+                found.append(row(case, direction, "jfa", 2.0 * slow))
+                found.append(row(case, direction, "fa4", theirs))
+                found.append(row(case, direction, "fa4", 4.5, scope="kernel"))
+                found.append(row(case, direction, "jfa:peeled", 1.96 * slow))
+                found.append(row(case, direction, "jfa:dynamic", 3.0))
+            if suite == "dense":
+                found.append(row(case, "forward", "cudnn", 1.9))
+            found.append(row(case, "", "jfa", 0.012 if case.N < 4096 else 0.02, scope="schedule"))
+    failed = row(cases.dense_cases()[0], "forward", "flex", 1.0)
+    failed |= {"ms_p50": "", "tflops": "", "timer": "", "error": "Lost: no answer"}
+    return [one | {"date": date} for one in [*found, failed]]
+
+
+def memory():
+    return [
+        {"impl": "jfa", "share_of_kv": 0.004},
+        {"impl": "jfa", "share_of_kv": 0.012},
+        {"impl": "fa4", "share_of_kv": 0.6},
+    ]
+
+
+def test_every_target_has_its_value():
+    found = {target.name: target for target in results.targets(full(), memory())}
+    values = [
+        ("jagged forward over FA4, geometric mean", 2.5, True, 36),
+        ("jagged forward over FA4 with q expanded beforehand, geometric mean", 2.25, True, 36),
+        ("jagged backward over FA4, geometric mean", 2.5, True, 36),
+        ("jagged forward over FA4, least of all shapes", 2.5, True, 48),
+        ("jagged backward over FA4, least of all shapes", 1.2, True, 48),
+        ("jagged forward, share of the roofline, geometric mean", 0.65, False, 36),
+        ("jagged backward, share of the roofline, geometric mean", 0.65, False, 36),
+        ("histories forward over FA4, least of all shapes", 2.5, True, 2),
+        ("histories backward over FA4, least of all shapes", 2.5, True, 2),
+        ("dense and packed forward over FA4, least of all shapes", 2.5, True, 8),
+        ("dense and packed forward over cuDNN, least of all shapes", 0.95, False, 4),
+        ("dense and packed backward over FA4, least of all shapes", 2.5, True, 8),
+        ("peak extra memory of a training step, of K and V, most of all shapes", 1.2, False, 2),
+        ("the dispatcher's step behind the best one, most of all shapes", 100 * (2 / 1.96 - 1), True, 116),
+        ("making a schedule of 768 sequences, most of all shapes", 12.0, True, 39),
+    ]
+    assert len(found) == len(values)
+    for name, value, reached, shapes in values:
+        target = found[name]
+        assert target.found == pytest.approx(value, rel=1e-6), name
+        assert (target.reached, target.shapes) == (reached, shapes), name
+    assert "N=4096, density 1" in found["jagged backward over FA4, least of all shapes"].note
+    assert "FA4 60 %" in str(found["peak extra memory of a training step, of K and V, most of all shapes"])
+
+
+def test_without_rows_nothing_is_claimed():
+    for target in results.targets([]):
+        assert target.found is None and target.reached is None
+        assert str(target).startswith(results.NOTHING)
+    assert results.load("09_nothing") == []
+    assert results.tuning_table([]).startswith(results.NOTHING)
+    assert results.NOTHING in derived.spread_text(full(), [])
+
+
+def test_failed_and_named_rows_do_not_count_as_ours():
+    found = results.Measured.of(full())
+    case = cases.dense_cases()[0]
+    assert found.time(case, "forward", "flex") is None
+    assert found.time(case, "forward") == 2.0 and found.time(case, "forward", "jfa:peeled") == 1.96
+
+
+def test_rows_survive_the_file(tmp_path, capsys):
+    path = measure.write_rows(tmp_path / "09_results.csv", full())
+    known = [str(target) for target in results.targets(full())]
+    assert [str(target) for target in results.targets(measure.read_rows(path))] == known
+    assert results.main([str(path), str(tmp_path / "none.csv")]) == 0
+    assert "reached           jagged forward over FA4, geometric mean: 2.5" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_each_group_and_pass():
+    lines = results.readme_table(full()).splitlines()
+    assert len(lines) == 2 + 2 * len(results.GROUPS)
+    assert "| jagged, all three | forward | 36 | 520 | 0.65 | 2.50 | 2.50 |  |  |  |  |" in lines
+    assert "| dense | forward | 4 | 520 | 0.65 | 2.50 | 2.50 | 0.95 |  |  |  |" in lines
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_the_log_of_tuning_is_a_table():
+    log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": 8}
+    line = results.tuning_table([log | {"verdict": "dropped", "limit": "power"}]).splitlines()[2]
+    assert line == "| a/b | w | +5 % | -1.5 % | 8 | dropped | power |"
+    line = results.tuning_table([log | {"predicted_percent": "", "verdict": "", "limit": ""}]).splitlines()[2]
+    assert line.startswith("| a/b | w |  | -1.5 % |")
+
+
+def steps(direction, names):
+    found = []
+    for index, name in enumerate(names):
+        for case in cases.jagged_cases()[:3]:
+            found.append(row(case, direction, "jfa", 4.0 - index) | {"step": name})
+            found.append(row(case, direction, "jfa", 1.0, scope="kernel") | {"step": name})
+    return found
+
+
+def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
+    assert set(derived.write_all(tmp_path)) == {
+        f"{name}: {results.NOTHING}" for name in ("09_roofline", "09_ladder", "09_dense", "09_spread")
+    }
+    measure.write_rows(tmp_path / "09_results.csv", full())
+    measure.write_rows(tmp_path / "09_results_2.csv", full(1.1, "2026-12-02"))
+    measure.write_rows(
+        tmp_path / "04_steps.csv", steps("forward", ["warp_specialized", "balanced", "dynamic"])
+    )
+    measure.write_rows(tmp_path / "05_steps.csv", steps("backward", ["warp_specialized", "balanced"]))
+    assert derived.write_all(tmp_path)[0] == f"09_roofline: {2 * (48 + 2 + 4 + 4)} rows"
+    roof = results.load("09_roofline", tmp_path)
+    assert all(line["share"] == 0.65 and line["gpu"] == "H200" for line in roof)
+    assert {line["limit"] for line in roof} == {"memory", "compute"}
+    ladder = {(line["direction"], line["step"]): line for line in results.load("09_ladder", tmp_path)}
+    assert ladder["forward", "dynamic"]["tflops"] == 520 and ladder["backward", "balanced"]["shapes"] == 3
+    assert len(ladder) == 5
+    peers = {line["impl"] for line in results.load("09_dense", tmp_path)}
+    assert peers == {"jfa", "fa4", "cudnn"}
+    spread = results.load("09_spread", tmp_path)
+    assert derived.differences(spread, "ms") == pytest.approx((0.1, 0.1))
+    assert "10.0 % in the median" in derived.spread_text(full(), full(1.1))
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    names = [name for name in figures.REGISTRY if name.startswith("09_")]
+    for name in names:
+        picture = figures.save(name, tmp_path).read_text()
+        assert figures.drawn_from(picture) == figures.digest(name)
+    assert len(names) == 5
+
+
+def test_derived_tables_are_up_to_date(tmp_path):
+    for name, rows in derived.tables().items():
+        path = figures.path_of(name)
+        assert path.exists() == bool(rows)
+        if rows:
+            assert path.read_bytes() == measure.write_rows(tmp_path / f"{name}.csv", rows).read_bytes()
+
+
+def test_steps_by_name_stay_out_of_the_summary(tmp_path):
+    measure.write_rows(tmp_path / "09_results.csv", full())
+    lines = recorded.summary(recorded.measured("09_results", tmp_path))
+    ours = [line for line in lines if line["peer"] == "jfa" and line["suite"] == "jagged"]
+    assert {(line["scope"], line["direction"]) for line in ours} == {
+        ("call", "forward"),
+        ("call", "backward"),
+    }
+    assert all(line["tflops"] == pytest.approx(520) for line in ours)
