@@ -10,6 +10,7 @@ import triton.language as tl
 from jfa.kernels.baseline_forward import RUN_TIME_SIZES
 from jfa.kernels.baseline_parts import (
     add_tile,
+    dot_rows,
     find_queries,
     find_query_tile,
     find_rows,
@@ -106,7 +107,7 @@ def dkdv_kernel(
         if WITH_DV:
             dv_sum = tl.dot(p.to(do_tile.dtype), do_tile, dv_sum, input_precision=PRECISION)
         if WITH_DK or ADD_DQ:
-            dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION)
+            dp = dot_rows(v_tile, do_tile, PRECISION)
             dp -= tl.load(delta + stat + query, mask=query < rows, other=0.0)
             ds = (p * dp).to(q_tile.dtype)
         if WITH_DK:
@@ -187,7 +188,7 @@ def dq_kernel(
             diagonal = first.to(tl.int64) + shift - start
             mask = narrow(key < keys, query, key, diagonal, left, right, HAS_LEFT, HAS_RIGHT)
             p = probabilities(q_tile, k_tile, log_sum, scale, unit, PRESCALE, PRECISION)
-            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
+            dp = dot_rows(do_tile, v_tile, PRECISION)
             ds = tl.where(mask, p * (dp - own_delta), 0.0).to(k_tile.dtype)
             dq_sum = tl.dot(ds, k_tile, dq_sum, input_precision=PRECISION)
         sequence += 1

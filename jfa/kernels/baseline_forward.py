@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from jfa.kernels.baseline_parts import (
+    dot_rows,
     find_queries,
     find_query_tile,
     find_rows,
@@ -56,7 +57,7 @@ def forward_kernel(
         row = start.to(tl.int64)
         k_tile = load_tile(k_head + row * ROW_K, ROW_K, kv_len - start, BLOCK_N, D, BLOCK_D)
         v_tile = load_tile(v_head + row * ROW_V, ROW_V, kv_len - start, BLOCK_N, DV, BLOCK_DV)
-        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        s = dot_rows(q_tile, k_tile, PRECISION)
         if PRESCALE:  # scale <= 0: multiply before masking, -inf * 0 is no number
             s = s * scale
         diagonal = first.to(tl.int64) + shift - start

@@ -192,9 +192,34 @@ def softmax_step(s, unit, row_max, row_sum, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def halve(x):
+    """The left and the right half of a tile's columns."""
+    HALF: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, HALF]), [0, 2, 1]))
+
+
+@triton.jit
+def dot_rows(a, b, PRECISION: tl.constexpr):
+    """a b^T, the product of every row of a with every row of b.
+
+    In float32 the columns are summed in two halves: one long chain of additions rounds too often. The halves
+    meet in an fma, because the compiler would turn an addition into one chain again.
+    """
+    if PRECISION == "ieee" and a.shape[1] >= 32:
+        a_left, a_right = halve(a)
+        b_left, b_right = halve(b)
+        left = tl.dot(a_left, tl.trans(b_left), input_precision=PRECISION)
+        right = tl.dot(a_right, tl.trans(b_right), input_precision=PRECISION)
+        s = tl.fma(left, 1.0, right)
+    else:
+        s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    return s
+
+
+@triton.jit
 def probabilities(a, b, log_sum, scale, unit, PRESCALE: tl.constexpr, PRECISION: tl.constexpr):
     """Recompute a tile of P, not masked, from its scores a b^T and its row sums, in the unit of exponents."""
-    s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    s = dot_rows(a, b, PRECISION)
     if PRESCALE:
         s = s * scale
     return power(tl.fma(s, unit, -log_sum), PRECISION)
