@@ -104,7 +104,7 @@ def test_without_a_recording_nothing_is_claimed(tmp_path):
 
 def test_the_readme_says_what_the_data_says(tmp_path):
     text = recorded.README.read_text()
-    assert recorded.block(text) == recorded.table(recorded.measured("02_"))
+    assert recorded.block(text) == recorded.readme_text()
     copy = tmp_path / "README.md"
     copy.write_text(text)
     rows = written(tmp_path, measured_rows())

@@ -103,6 +103,18 @@ def test_the_table_has_a_line_for_each_group_and_pass():
     assert all(line.count("|") == lines[0].count("|") for line in lines)
 
 
+def test_the_readme_tells_results_targets_and_where(monkeypatch):
+    monkeypatch.setattr(results, "load", lambda name: memory() if name == results.MEMORY else [])
+    text = results.readme_text(full())
+    assert results.readme_text([]) == ""
+    assert "| jagged forward over FA4, geometric mean | at least 2.3 | 2.5 | reached |" in text
+    assert "at most 1 % | 1.2 % | missed |" in text
+    assert "H200, driver unknown" in text and "commit abc" in text and "two runs" not in text
+    second = {results.MEMORY: memory(), results.AGAIN: full(1.1)}
+    monkeypatch.setattr(results, "load", lambda name: second.get(name, []))
+    assert "two runs, 116 measurements" in results.readme_text(full())
+
+
 def test_the_log_of_tuning_is_a_table():
     log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": 8}
     line = results.tuning_table([log | {"verdict": "dropped", "limit": "power"}]).splitlines()[2]

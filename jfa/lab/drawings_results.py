@@ -85,7 +85,7 @@ def measured(rows):
 def roofline(rows):
     """Dots under the roofline: TFLOPS of ours and of FA4 over FLOPs a byte (09_roofline)."""
     rows = numeric(rows)
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4.1), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.1), sharey=True)
     said = []
     for direction, axes in zip(DIRECTIONS, panels):
         part = rows[rows["direction"] == direction].sort_values("flops_a_byte")
@@ -117,7 +117,7 @@ def roofline(rows):
         if len(shares):
             said.append(f"{direction} {np.exp(np.log(shares).mean()):.2f}")
     panels[0].set_ylabel("TFLOPS")
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    panels[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     title = f"Share of the roofline on jagged batches, geometric mean: {', '.join(said) or results.NOTHING}"
     return style.finish(figure, title, style.caption(rows))
 
@@ -131,11 +131,8 @@ def ladder(rows):
         if len(speeds) > 1:
             said.append(f"{direction} {speeds.iloc[-1] / speeds.iloc[0]:.2f} times")
     count = int(pandas.to_numeric(rows["shapes"]).min())
-    title = f"From the first step to the last, over {count} shapes: {', '.join(said)}"
-    note = f"{style.caption(rows)} · whiskers: slowest and fastest shape"
-    return plots.ladder_bars(
-        rows.to_dict("records"), title, panel="direction", low="least", high="most", note=note
-    )
+    title = f"Last step over the first, {count} shapes: {', '.join(said)}"
+    return plots.ladder_bars(rows.to_dict("records"), title, panel="direction")
 
 
 def dense(rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 from jfa.lab import figures
 
 README = figures.ROOT / "README.md"
-BEGIN = "<!-- measured: written by `make readme` from figures/02_*.csv -->\n"
+BEGIN = "<!-- measured: written by `make readme` from the CSVs of figures/ -->\n"
 END = "<!-- /measured -->"
 NOTHING = "Nothing has been measured yet: there is no `figures/02_*.csv`.\n"
 PROVENANCE = ("gpu", "driver", "cuda", "torch", "fbtriton", "commit", "power_limit_w", "date")
@@ -94,6 +94,13 @@ def table(rows) -> str:
     return "\n".join(lines) + f"\n\nFLOPs of real lengths, padding never counted. Measured on {where}.\n"
 
 
+def readme_text() -> str:
+    """Return what stands between README's marks: the results, or before they exist the baseline's table."""
+    from jfa.lab import results
+
+    return results.readme_text(results.load(results.RESULTS)) or table(measured("02_"))
+
+
 def block(text: str) -> str:
     """Return the text between the marks of a README; ValueError if they are not there once each."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
@@ -103,9 +110,8 @@ def block(text: str) -> str:
 
 def rewrite(path: Path = README, rows=None) -> str:
     """Write the table into the README between its marks; return what changed, in a few words."""
-    rows = measured("02_") if rows is None else rows
     text = path.read_text()
-    new = text.replace(BEGIN + block(text), BEGIN + table(rows))
+    new = text.replace(BEGIN + block(text), BEGIN + (readme_text() if rows is None else table(rows)))
     path.write_text(new)
     return f"{path.name}: {'nothing to change' if new == text else 'the measured table was rewritten'}"
 

@@ -119,8 +119,13 @@ class Target:
             return None
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
+    @property
+    def wanted(self) -> str:
+        """The limit in words."""
+        return f"{'at least' if self.at_least else 'at most'} {self.limit:g}{self.unit}"
+
     def __str__(self):
-        wanted = f"{'at least' if self.at_least else 'at most'} {self.limit:g}{self.unit}"
+        wanted = self.wanted
         if self.found is None:
             return f"{NOTHING:<17} {self.name}: {wanted}"
         verdict = "reached" if self.reached else "missed"
@@ -257,6 +262,27 @@ def readme_table(rows: list[dict]) -> str:
         numbers = [value for name, value in line.items() if name not in ("shapes", "pass", "count", "tflops")]
         words += ["" if value is None else f"{value:.2f}" for value in numbers]
         text.append(f"| {' | '.join(words)} |")
+    return "\n".join(text) + "\n"
+
+
+def readme_text(rows: list[dict]) -> str:
+    """README's text on the results: the table, every target, the spread of two runs, provenance; or ""."""
+    import pandas
+
+    from jfa.lab import derived, recorded
+
+    if not rows:
+        return ""
+    text = [readme_table(rows), "| target | wanted | found | |", "|---" * 4 + "|"]
+    for target in targets(rows, load(MEMORY)):
+        found = NOTHING if target.found is None else f"{target.found:.3g}{target.unit}"
+        verdict = {True: "reached", False: "missed", None: ""}[target.reached]
+        text.append(f"| {target.name} | {target.wanted} | {found} | {verdict} |")
+    if second := load(AGAIN):
+        text += ["", derived.spread_text(rows, second) + "."]
+    where = pandas.DataFrame([row for row in rows if row.get("timer")])
+    text += ["", "Ratios are times of a whole call in one process, FLOPs those of real lengths. Measured on"]
+    text += ["; ".join(recorded.provenance_lines(where)) + "."]
     return "\n".join(text) + "\n"
 
 
