@@ -140,3 +140,17 @@ def test_the_child_sees_no_triton_of_the_path(tmp_path):
 def test_a_case_survives_its_columns():
     for case in (CASE, Case("packed", 0, 64, 0.5, B=3, causal=True, window=(256, 0), dtype="float16")):
         assert Case.of(case.columns() | {"impl": "flex"}) == case
+
+
+@pytest.mark.gpu
+def test_flexattention_runs_in_its_own_process():
+    case = Case("jagged", 128, 256, 0.5, B=8)
+    with child.Child() as process:
+        answer = process.prepare(case, ["forward", "backward", "both"], ["call", "kernel"], True)
+        assert set(answer["functions"].values()) == {""}, answer
+        assert "Triton" in answer["note"]
+        for scope in ("call", "kernel"):
+            assert max(answer["errors"][scope].values()) < 0.01
+        there = child.There(process, "backward kernel")
+        (row,) = measure.interleave({"there": there}, 2, sample_ms=1, warmup_ms=1)
+        assert row["ms_p50"] > 0 and row["timer"] in ("cuda-graph", "cuda-event")
