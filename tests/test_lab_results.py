@@ -116,11 +116,13 @@ def test_the_readme_tells_results_targets_and_where(monkeypatch):
 
 
 def test_the_log_of_tuning_is_a_table():
-    log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": 8}
-    line = results.tuning_table([log | {"verdict": "dropped", "limit": "power"}]).splitlines()[2]
-    assert line == "| a/b | w | +5 % | -1.5 % | 8 | dropped | power |"
-    line = results.tuning_table([log | {"predicted_percent": "", "verdict": "", "limit": ""}]).splitlines()[2]
-    assert line.startswith("| a/b | w |  | -1.5 % |")
+    log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": "8"}
+    log |= {"verdict": "dropped", "limit": "power", "source": ""}
+    other = log | {"predicted_percent": "", "measured_percent": "-2 to +7", "limit": ""}
+    title, _, first, second = results.tuning_table([log, other]).splitlines()
+    assert title == "| idea | why | predicted | measured | shapes | verdict | what limits |"
+    assert first == "| a/b | w | +5 % | -1.5 % | 8 | dropped | power |"
+    assert second == "| a/b | w |  | -2 to +7 % | 8 | dropped |  |"
 
 
 def steps(direction, names):

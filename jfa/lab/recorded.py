@@ -42,7 +42,13 @@ def measured(prefix: str, folder: Path = figures.FOLDER):
 
 def provenance_lines(rows) -> list[str]:
     """Return one line for each machine and set of versions that the rows come from."""
-    found = rows.reindex(columns=PROVENANCE).fillna("unknown").drop_duplicates().sort_values("date")
+    found = (
+        rows.reindex(columns=PROVENANCE)
+        .astype(object)
+        .fillna("unknown")
+        .drop_duplicates()
+        .sort_values("date")
+    )
     labels = dict(
         zip(PROVENANCE, ("", "driver ", "CUDA ", "torch ", "fbtriton ", "commit ", "limit ", ""), strict=True)
     )

@@ -287,19 +287,25 @@ def readme_text(rows: list[dict]) -> str:
 
 
 def tuning_table(rows: list[dict] | None = None) -> str:
-    """The tuning log as Markdown: every idea, what was predicted, what came out, and what limits now."""
+    """The tuning log as Markdown: every idea, what was predicted, what came out, and what limits now.
+
+    Columns idea, why, predicted_percent, measured_percent (change of speed; a number or a range as text),
+    shapes, verdict, limit, optionally direction, variant and source; a column without entries is left out.
+    """
     rows = load(TUNING) if rows is None else rows
     if not rows:
         return f"{NOTHING}: there is no tuning log\n"
-    names = ("idea", "why", "predicted_percent", "measured_percent", "shapes", "verdict", "limit")
-    titles = ("idea", "why", "predicted", "measured", "shapes", "verdict", "what limits")
-    text = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    titles = {"direction": "pass", "idea": "idea", "variant": "variant", "why": "why"}
+    titles |= {"predicted_percent": "predicted", "measured_percent": "measured", "shapes": "shapes"}
+    titles |= {"verdict": "verdict", "limit": "what limits", "source": "source"}
+    titles = {name: title for name, title in titles.items() if any(row.get(name) for row in rows)}
+    text = [f"| {' | '.join(titles.values())} |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = []
-        for name in names:
+        for name in titles:
             value = row.get(name, "")
-            number = name.endswith("_percent") and isinstance(value, (int, float))
-            cells.append(f"{value:+g} %" if number else str(value).replace("|", "/"))
+            text_of = f"{value:+g}" if isinstance(value, (int, float)) else str(value).replace("|", "/")
+            cells.append(f"{text_of} %" if name.endswith("_percent") and text_of else text_of)
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
 
