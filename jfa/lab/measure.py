@@ -84,6 +84,7 @@ class _Graphs(_Events):
         super().__init__(flush)
         # One pool for all graphs: they run one after another and nobody reads what a replay leaves there.
         self.pool = self.torch.cuda.graph_pool_handle()
+        self.room = self.torch.cuda.get_device_properties(self.torch.cuda.current_device()).total_memory // 2
 
     def prepare(self, fn):
         cuda = self.torch.cuda
@@ -93,11 +94,23 @@ class _Graphs(_Events):
             stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
             fn()
-        cuda.synchronize()
-        graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self.pool, stream=stream):
+            cuda.synchronize()
+            if cuda.memory_reserved() > self.room:
+                cuda.empty_cache()
+            return self.capture(fn).replay
+
+    def capture(self, fn):
+        """A graph of one call; torch.cuda.graph would give all cached memory back before every capture."""
+        graph = self.torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self.pool)
+        try:
             fn()
-        return graph.replay
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the capture is void; what voided it is what matters
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph
 
 
 class Remote:
