@@ -178,13 +178,14 @@ def released(rows):
     for column, rate, dashes in (("predicted_clocks", assumed, "-"), ("predicted_clocks_fast", fast, "--")):
         left.plot(rows["held"], rows[column], dashes, color=color, marker="o", markersize=5)
         floor = staging.turn_bytes("blackwell") / rate
-        left.axhline(floor, color=style.FAINT, linewidth=0.8, linestyle=":")
+        if rate == assumed:
+            left.plot([-0.2, 4], [floor, floor], color=style.FAINT, linewidth=0.8, linestyle=":")
         left.text(
             4.1, rows[column].iloc[-1], f"adds get\n{rate:g} B a clock", color=color, fontsize=9, va="center"
         )
     tensor = staging.turn_flops("blackwell") / replay.PACES["blackwell"].tensor_flops
-    left.axhline(tensor, color=style.KINDS["mma"], linewidth=0.8, linestyle=":")
-    left.text(0, tensor - 90, "tensor cores alone", color=style.KINDS["mma"], fontsize=8, va="top")
+    left.plot([-0.2, 4], [tensor, tensor], color=style.KINDS["mma"], linewidth=0.8, linestyle=":")
+    left.text(0, tensor - 60, "tensor cores alone", color=style.KINDS["mma"], fontsize=8, va="top")
     left.text(
         4,
         staging.turn_bytes("blackwell") / assumed - 90,
@@ -202,7 +203,7 @@ def released(rows):
     right.bar(rows["held"], rows["registers_at_release"], 0.6, color=color)
     for row in rows.itertuples():
         right.text(
-            row.held, row.registers_at_release + 2, f"{row.registers_at_release}", ha="center", fontsize=9
+            row.held, row.registers_at_release - 3, f"{row.registers_at_release}", ha="center", fontsize=9
         )
     allowed = rows["registers_allowed"].iloc[0]
     right.axhline(allowed, color=style.KINDS["mma"], linewidth=1)

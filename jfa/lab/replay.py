@@ -111,7 +111,8 @@ class Replay:
         if end - start < 1:
             return
         last = next((s for s in reversed(self.spans) if s["lane"] == lane), None)
-        if last and (last["kind"], last["label"]) == (kind, label) and start - last["end"] < 60:
+        alike = last and (last["kind"], last["label"]) == (kind, label) and lane != "adds to dQ"
+        if alike and start - last["end"] < 60:
             last["end"] = end
         else:
             self.spans.append({"lane": lane, "start": start, "end": end, "label": label, "kind": kind})
