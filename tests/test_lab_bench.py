@@ -30,6 +30,20 @@ def test_what_is_expected_is_the_definition(name, monkeypatch):
         torch.testing.assert_close(found, exact.detach(), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_the_budget_admits_the_dtype_and_no_more(name):
+    inputs = cases.make_inputs(TINY[name], "cpu")
+    wanted, allowed = truth.expected(inputs), truth.budgets(inputs)
+    assert all(0.001 < share < 0.04 for share in allowed.values()) and len(allowed) == 4
+    run = exact(inputs, "call")
+    for factor, passes in ((1.0, True), (1 + 1e-3, True), (1.05, False)):
+        off = {key: factor * x for key, x in wanted.items()}
+        grads = [off[key] for key in ("dq", "dk", "dv")]
+        run.result, run.backward = lambda off=off: off["out"], lambda grads=grads: grads
+        shares = truth.errors(run, wanted, allowed)["budget_share"]
+        assert (max(shares.values()) <= 1) == passes
+
+
 def exact(inputs, scope):
     """A peer that looks its answers up, with q expanded beforehand in scope "kernel"."""
     wanted = truth.expected(inputs)
@@ -147,7 +161,8 @@ def test_ours_names_its_steps_and_brings_their_schedules(monkeypatch):
     inputs = cases.make_inputs(case, "cpu")
     run = ours.prepare(inputs, "kernel", backend="hopper")
     assert set(run.steps) == {"forward", "backward", "both"} and "" not in run.steps.values()
-    assert max(truth.errors(run, truth.expected(inputs)).values()) < 0.02
+    found = truth.errors(run, truth.expected(inputs), truth.budgets(inputs))
+    assert max(found["budget_share"].values()) <= 1
     made = []
     listed = tiles._listed
     monkeypatch.setattr(tiles, "_listed", lambda *args: made.append(1) or listed(*args))
@@ -230,7 +245,7 @@ def test_on_a_gpu_ours_runs_in_graphs_and_within_its_error(eager, monkeypatch, t
     ]
     assert len(ours_alone) == 2 * 2 * 5
     for row in ours_alone:
-        assert row["error"] == "" and row["rel_error"] < 0.01 and row["ms_p50"] > 0, row
+        assert row["error"] == "" and row["budget_share"] <= 1 and row["ms_p50"] > 0, row
         assert row["timer"] == ("cuda-event" if eager else "cuda-graph")
     for row in measure.read_rows(memory):
         assert row["peak_extra_bytes"] >= 0

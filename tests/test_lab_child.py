@@ -150,7 +150,7 @@ def test_flexattention_runs_in_its_own_process():
         assert set(answer["functions"].values()) == {""}, answer
         assert "Triton" in answer["note"]
         for scope in ("call", "kernel"):
-            assert max(answer["errors"][scope].values()) < 0.01
+            assert max(answer["errors"][scope]["budget_share"].values()) < 1
         there = child.There(process, "backward kernel")
         (row,) = measure.interleave({"there": there}, 2, sample_ms=1, warmup_ms=1)
         assert row["ms_p50"] > 0 and row["timer"] in ("cuda-graph", "cuda-event")

@@ -34,7 +34,7 @@ class Prepared:
     def __init__(self, case: Case, device: str):
         self.case = case
         self.inputs = make_inputs(case, device)
-        self.wanted = truth.expected(self.inputs)
+        self.wanted, self.allowed = truth.expected(self.inputs), truth.budgets(self.inputs)
         self.functions, self.reasons = {}, {}
         self.notes, self.errors, self.steps, self.calls = {}, {}, {}, {}
 
@@ -42,7 +42,7 @@ class Prepared:
         """Prepare one implementation: ``make(inputs, scope)`` gives its run."""
         try:
             run: Run = make(self.inputs, scope)
-            self.errors[name, scope] = truth.errors(run, self.wanted)
+            self.errors[name, scope] = truth.errors(run, self.wanted, self.allowed)
         except Exception as error:
             self.reasons |= {(name, way, scope): measure.told(error) for way in directions}
             return
@@ -79,7 +79,8 @@ class Prepared:
         name, direction, scope = timed_row["name"]
         facts = {"direction": direction, "scope": scope, "impl": name.partition(":")[0], "name": name}
         facts["step"] = self.steps.get((name, scope), {}).get(direction, "")
-        facts["rel_error"] = self.errors.get((name, scope), {}).get(direction, "")
+        for column, by_direction in self.errors.get((name, scope), {}).items():
+            facts[column] = by_direction.get(direction, "")
         notes = (self.notes.get((name, scope)), timed_row.get("note"))
         row = timed_row | self.case.columns() | facts | {"note": "; ".join(note for note in notes if note)}
         if scope == "schedule":
@@ -195,6 +196,8 @@ def show(row: dict) -> str:
     line = f"{shape} {row['name']} {row['step']}: {row['ms_p50'] * 1e3:.1f} us"
     if row["scope"] != "schedule":
         line += f", {row['tflops']:.0f} TFLOPS of {row['roof_tflops']:.0f}, error {row['rel_error']:.4f}"
+        if not row["budget_share"] <= 1:
+            line += f", {row['budget_share']:.2f} of its budget"
     return line
 
 

@@ -198,12 +198,12 @@ class Workshop:
         reasons, found = {}, {}
         with torch.cuda.stream(self.stream):
             inputs = cases.make_inputs(cases.Case.of(case))
-            wanted = truth.expected(inputs)
+            wanted, allowed = truth.expected(inputs), truth.budgets(inputs)
             for scope in scopes:
                 names = [f"{direction} {scope}" for direction in directions]
                 try:
                     run = flex(inputs, scope)
-                    found[scope] = truth.errors(run, wanted)
+                    found[scope] = truth.errors(run, wanted, allowed)
                 except Exception as error:
                     reasons |= dict.fromkeys(names, measure.told(error))
                     continue

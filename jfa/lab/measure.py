@@ -26,7 +26,7 @@ __all__ = [
 
 SHAPE = ("suite", "M", "N", "density", "B", "Hq", "Hkv", "D", "causal", "window", "dtype")
 WHAT = ("direction", "scope", "impl", "step", "name")
-TIMES = ("ms_p20", "ms_p50", "ms_p80", "tflops", "roof_tflops", "rel_error")
+TIMES = ("ms_p20", "ms_p50", "ms_p80", "tflops", "roof_tflops", "rel_error", "budget_share")
 HOW = ("timer", "rounds", "calls", "flushed", "error", "note")
 PREDICTED = ("predicted_ms", "predicted_tflops", "model")
 COLUMNS = (*SHAPE, *WHAT, *TIMES, *PREDICTED, *HOW, *PROVENANCE)

@@ -131,7 +131,7 @@ class Target:
         verdict = "reached" if self.reached else "missed"
         note = f"; {self.note}" if self.note else ""
         return (
-            f"{verdict:<17} {self.name}: {self.found:.3g}{self.unit}, {wanted} ({self.shapes} shapes{note})"
+            f"{verdict:<17} {self.name}: {self.found:.3g}{self.unit}, {wanted} ({self.shapes} values{note})"
         )
 
 
@@ -180,7 +180,7 @@ def targets(rows: list[dict], memory: list[dict] = ()) -> list[Target]:
         if "dense" in suites:
             name = "dense and packed forward over cuDNN, least of all shapes"
             result.append(_least(name, 1.0, found.ratios(cases, "forward", peer="cudnn")))
-    return [*result, _memory(memory), _dispatcher(found), _schedule(found)]
+    return [*result, _memory(memory), _dispatcher(found), _schedule(found), _error(found)]
 
 
 def _memory(rows) -> Target:
@@ -207,6 +207,13 @@ def _schedule(found: Measured) -> Target:
     times = [row["ms_p50"] for key, row in found.rows.items() if key[3] == "schedule" and key[0].B == 768]
     name = "making a schedule of 768 sequences, most of all shapes"
     return Target(name, 15.0, 1e3 * max(times) if times else None, len(times), False, " us")
+
+
+def _error(found: Measured) -> Target:
+    rows = [row for key, row in found.rows.items() if row["impl"] == "jfa" and key[3] != "schedule"]
+    shares = [float(row["budget_share"]) for row in rows if row.get("budget_share") not in (None, "")]
+    name = "share of its error budget that a measured call of ours used, most of all"
+    return Target(name, 1.0, max(shares) if shares else None, len(shares), False)
 
 
 def targets_text(rows: list[dict], memory: list[dict] = ()) -> str:
