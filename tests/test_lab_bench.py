@@ -210,6 +210,7 @@ def test_caches_are_filled_for_one_case_of_a_kind(capsys):
     ordinary = [case for case, name in jobs if name == "jfa"]
     assert 12 <= len(ordinary) < 30 and {case.M for case in ordinary} == {128, 256, 512}
     assert [name for _, name in jobs].count("forward:peeled") == len(ordinary)
+    assert [name for _, name in jobs].count("fa4") == 2  # M of one block of rows, and more
     once = functools.partial(warm.once, TINY["dense"], device="cpu")
     assert once("jfa", ["forward"], ["call"]) == ""
     assert "no steps" in once("forward:peeled", ["forward"], ["call"])

@@ -82,8 +82,8 @@ def _varlen_run(inputs: Inputs, scope: str, function) -> Run:
 
 
 def fa4(inputs: Inputs, scope: str) -> Run:
-    """FlashAttention-4 (package flash-attn-4), its varlen entry point."""
-    from flash_attn.cute import flash_attn_varlen_func
+    """FlashAttention-4 (package flash-attn-4): its varlen entry point, for dense shapes the plain one."""
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
     case = inputs.case
     cu_q = query_offsets(inputs)
@@ -91,6 +91,10 @@ def fa4(inputs: Inputs, scope: str) -> Run:
     window = (None, None) if case.window is None else case.window
 
     def attend(q, k, v):
+        if case.suite == "dense":
+            q, k, v = (x.unflatten(0, (case.B, case.N)) for x in (q, k, v))
+            out = flash_attn_func(q, k, v, causal=case.causal, window_size=window)
+            return (out[0] if isinstance(out, tuple) else out).flatten(0, 1)
         out = flash_attn_varlen_func(
             q,
             k,

@@ -10,22 +10,27 @@ from jfa.lab import bench, child, measure, ours
 from jfa.lab.cases import Case, make_inputs
 from jfa.lab.peers import PEERS, REMOTE
 
-OURS = ("jfa", "jfa_baseline")  # the peers in this process whose compiler keeps a cache
+OURS = ("jfa", "jfa_baseline")
+# FlashAttention-4 keeps what it compiled where FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 asks it to.
+THEIRS = ("fa4",)
 
 
-def kind_of(case: Case):
-    """What decides which variants a case compiles: shapes, and for the choice by length its mean length."""
+def kind_of(case: Case, name: str = "jfa"):
+    """What decides which variants a case compiles: shapes, and for our choice by length its mean length."""
+    if name in THEIRS:
+        masks = (case.causal, case.window, case.dtype)
+        return (case.suite == "dense", case.packed, case.M <= 128, case.Hq // case.Hkv, case.D, *masks)
     if case.suite != "jagged":
         return case
     mean = math.ceil(math.log2(max(float(case.lengths().double().mean()), 1)))
     return (case.M, case.B, case.Hq, case.Hkv, case.D, case.causal, case.window, case.dtype, mean)
 
 
-def one_of_a_kind(chosen: list[Case]) -> list[Case]:
+def one_of_a_kind(chosen: list[Case], name: str = "jfa") -> list[Case]:
     """The smallest case of every kind."""
     found = {}
     for case in sorted(chosen, key=lambda case: case.N * case.density):
-        found.setdefault(kind_of(case), case)
+        found.setdefault(kind_of(case, name), case)
     return list(found.values())
 
 
@@ -33,6 +38,9 @@ def jobs_of(options) -> list[tuple]:
     """(case, implementation, scopes) to run once, the slow compilers first."""
     chosen = bench.selected(options)
     jobs = [(case, name) for case in chosen for name in bench.impls_of(case, options) if name in REMOTE]
+    for name in THEIRS:
+        users = [case for case in chosen if name in bench.impls_of(case, options)]
+        jobs += [(case, name) for case in one_of_a_kind(users, name)]
     for case in one_of_a_kind(chosen):
         names = [name for name in bench.impls_of(case, options) if name in OURS]
         jobs += [(case, name) for name in [*names, *options.steps]]
