@@ -7,6 +7,7 @@ import torch
 
 import jfa
 from jfa import emulator, jagged, steps
+from jfa.kernels.blackwell import launch as blackwell_launch
 from jfa.kernels.hopper import backward_launch, launch
 from jfa.kernels.problem import Problem
 from jfa.lab import launches, source
@@ -169,11 +170,36 @@ def test_layouts_of_incoming_gradients(layout):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_refuses_what_dq_on_chip_cannot_do():
+@pytest.mark.parametrize("backend", ["hopper", "blackwell"])
+def test_refuses_in_the_forward_what_the_backward_step_cannot_do(backend):
     q, k, v, offsets, _ = tensors([5, 66], 20, heads=4, heads_kv=2, slack=0)
-    out = jfa.jagged_flash_attention(q.requires_grad_(), k, v, offsets, backend="hopper", step="stationary")
-    with pytest.raises(ValueError, match="as many heads as k"):
-        out.sum().backward()
+    packed, lengths = torch.cat([q, q])[:25], jagged.lengths_to_offsets(torch.tensor([20, 5]))
+    options = dict(backend=backend, step="stationary")
+    q.requires_grad_()
+    packed.requires_grad_()
+    with pytest.raises(ValueError, match="step stationary: q: expected as many heads as k, got 4 and 2"):
+        jfa.jagged_flash_attention(q, k, v, offsets, **options)
+    with pytest.raises(ValueError, match="step stationary: q_offsets: expected none"):
+        jfa.jagged_flash_attention(packed, k, v, offsets, lengths, **options)
+    with pytest.raises(ValueError, match="step stationary: window: expected none"):
+        jfa.jagged_flash_attention(q[:, :2], k, v, offsets, causal=True, **options)
+    with pytest.raises(ValueError, match="deterministic: expected a step that adds dq in a fixed order"):
+        jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, step="balanced", deterministic=True)
+
+
+@pytest.mark.parametrize("module", [launch, blackwell_launch])
+def test_the_launch_modules_refuse_by_themselves(module):
+    q, k, v, offsets, _ = tensors([5, 66], 20, slack=0)
+    problem = Problem(2, 2, 2, 64, 64, 20, 71, True, 0.1)
+    out, lse = q.new_zeros(problem.out_shape), torch.zeros(problem.lse_shape)
+    facts = (problem, out, None, q, k, v, out, lse, offsets, None)
+    for step, deterministic, message in (
+        ("balanced", True, "deterministic: expected a step that adds dq in a fixed order, got balanced"),
+        ("other", False, "step: expected one of warp_specialized, balanced"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module.backward(*facts, step=step, deterministic=deterministic)
+    assert module.backward_supports(problem, None, deterministic=True) is None
 
 
 # ------------------------------------------------------------------------------ compiled as it is launched
@@ -255,10 +281,10 @@ def test_the_dispatcher_looks_at_shapes_alone():
         )  # fmt: skip
         return Problem(**(facts | changes))
 
-    assert backward_launch.choose(problem(), LADDER).name == "stationary"
-    assert backward_launch.choose(problem(total_q=256), LADDER).name == "stationary"
+    assert backward_launch.choose(problem()).name == "stationary"
+    assert backward_launch.choose(problem(total_q=256)).name == "stationary"
     for change in (dict(total_q=512), dict(heads_kv=2), dict(window_left=3), dict(broadcast_q=False)):
-        assert backward_launch.choose(problem(**change), LADDER).name != "stationary"
+        assert backward_launch.choose(problem(**change)).name != "stationary"
 
 
 # ----------------------------------------------------------------------------------------- on a Hopper GPU

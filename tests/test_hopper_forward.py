@@ -100,7 +100,7 @@ def test_earlier_steps_have_the_features_that_touch_their_roles(name, feature):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_many_small_items_and_more_ctas_than_some_classes_have_items(seed, monkeypatch):
-    monkeypatch.setattr(launch, "EMULATED_SMS", 5)
+    monkeypatch.setattr("jfa.kernels.launch.EMULATED_SMS", 5)
     lengths = [(7 * i + seed) % 40 for i in range(30)]
     emulated(NAMES[-1], *tensors(lengths, 130), seed=seed)
 

@@ -1,4 +1,4 @@
-"""What both backward passes do around the main kernel: row statistics before it, dQ's last step after it.
+"""What both architectures do around a backward kernel: its choice, row statistics before, dQ's end after it.
 
 The main kernels want, for every query row, lse in log2 units and delta = rowsum(O * dO) - dlse, in whole
 tiles. ``Rows`` says where a sequence's rows lie in those two arrays, (Hq, rows) float32 each: at multiples
@@ -6,16 +6,23 @@ of BLOCK, with the slots behind a sequence's last row set to lse = +inf and delt
 out as 0 there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from jfa.kernels import baseline
 from jfa.kernels.baseline_parts import find_rows, find_tile
+from jfa.kernels.launch import find
 from jfa.kernels.problem import Problem
+from jfa.kernels.step import BlackwellStationary, HopperStationary, Step
+from jfa.kernels.tiles import Schedule, make_schedule
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+BLOCK = 1024  # numbers that a program of `finish_kernel` sums up
+STATIONARY = (HopperStationary, BlackwellStationary)  # steps whose dQ stays on chip
 
 
 @dataclass(frozen=True)
@@ -32,31 +39,88 @@ class Rows:
     count: int
 
 
+@dataclass(frozen=True)
+class Passes:
+    """The backward passes of one architecture: its steps, dQ on chip last, and how either kind is launched.
+
+    ``choose(problem)``: the fastest step. ``run_keys`` and ``run_stationary``: the arguments of `run`, with
+    the step and the schedule behind the problem -> dq, dk, dv; dout and dlse contiguous, nothing empty.
+    """
+
+    steps: list[Step]
+    choose: Callable[[Problem], Step]
+    run_keys: Callable
+    run_stationary: Callable
+
+    def supports(self, problem: Problem, step: Step | None, *, deterministic: bool = False) -> str | None:
+        """None if that step can run the backward pass of this call, else a sentence that says why not.
+
+        ``deterministic``: with the same bits for dq in every run. Step None is a free choice.
+        """
+        if isinstance(step, STATIONARY):
+            reason = fits_stationary(problem)
+            return reason and f"step {step.name}: {reason}"
+        if step is not None and deterministic:
+            return f"deterministic: expected a step that adds dq in a fixed order, got {step.name}"
+        return None
+
+    def find(self, problem: Problem, step: Step | str | None, deterministic: bool = False) -> Step | None:
+        """The step that runs the call; None where only the baseline is deterministic. Raises ValueError."""
+        step = find(self.steps, step)
+        reason = self.supports(problem, step, deterministic=deterministic)
+        if reason is not None:
+            raise ValueError(reason)
+        if step is not None or not deterministic:
+            return step or self.choose(problem)
+        return self.steps[-1] if fits_stationary(problem) is None else None
+
+    def run(
+        self, problem: Problem, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets, *,
+        schedule: Schedule | None = None, step: Step | str | None = None, deterministic: bool = False,
+        needs: tuple[bool, bool, bool] = (True, True, True),
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        """dq, dk and dv, in the shapes and dtype of q, k and v; None where ``needs`` says so.
+
+        ``deterministic``: the kernel with dQ on chip adds in a fixed order as it is; where it cannot run, the
+        compiler-scheduled baseline does, whose dQ has a fixed order too. Raises ValueError for a step that
+        cannot run the call so.
+        """
+        step = self.find(problem, step, deterministic)
+        tensors = (q, k, v, out, lse, kv_offsets, q_offsets)
+        if step is None:
+            return baseline.backward(problem, dout, dlse, *tensors, deterministic=True, needs=needs)
+        if 0 in (problem.total_kv, problem.total_q, problem.batch):
+            found = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+        else:
+            incoming = (dout.contiguous(), None if dlse is None else dlse.contiguous())
+            run = self.run_stationary if isinstance(step, STATIONARY) else self.run_keys
+            found = run(problem, step, schedule, *incoming, *tensors)
+        return tuple(x if need else None for x, need in zip(found, needs, strict=True))
+
+
+def fits_stationary(problem: Problem) -> str | None:
+    """None if dQ can stay on chip, else the reason: it takes one shared query block and plain heads."""
+    if not problem.broadcast_q:
+        return "q_offsets: expected none, because only a shared query block has one dQ"
+    if problem.group != 1:
+        return f"q: expected as many heads as k, got {problem.heads_q} and {problem.heads_kv}"
+    return "window: expected none" if problem.masked else None
+
+
+def tiles_for(problem: Problem, schedule: Schedule | None, kv_offsets, q_offsets, block_n: int) -> Schedule:
+    """The caller's schedule if its key tiles are those of the kernel, else one made here."""
+    wanted = (block_n, "natural", True)
+    if schedule is not None and (schedule.block_n, schedule.order, schedule.pruned) == wanted:
+        return schedule
+    return make_schedule(problem, kv_offsets, q_offsets, 128, block_n, order="natural", pruned=True)
+
+
 @triton.jit(do_not_specialize=["batch", "query_len", "total_kv", "count", "padded", "heads", "kv_columns"])
 def prepare_kernel(
-    out,
-    dout,
-    lse,
-    dlse,
-    log2_lse,
-    delta,
-    dk,
-    dv,
-    q_offsets,
-    kv_offsets,
-    batch,
-    query_len,
-    total_kv,
-    count,
-    padded,
-    heads,
-    kv_columns,
-    BROADCAST: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-    CLEAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
+    out, dout, lse, dlse, log2_lse, delta, dk, dv, q_offsets, kv_offsets,
+    batch, query_len, total_kv, count, padded, heads, kv_columns,
+    BROADCAST: tl.constexpr, HAS_DLSE: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
     """Statistics of BLOCK rows of one head, and zeros into the gradients of key rows past the last offset."""
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -85,15 +149,14 @@ def prepare_kernel(
     stat = head.to(tl.int64) * count + tile.to(tl.int64) * BLOCK + row
     tl.store(log2_lse + stat, tl.where(seen, row_lse * LOG2_E, float("inf")))
     tl.store(delta + stat, tl.where(seen, row_delta, 0.0))
-    if CLEAR:
-        program = tile.to(tl.int64) * heads + head
-        slack = tl.load(kv_offsets + batch).to(tl.int64) * kv_columns + program * 1024
-        step = tl.num_programs(0).to(tl.int64) * heads * 1024
-        zeros = tl.zeros([1024], dk.dtype.element_ty)
-        for offset in range(slack, total_kv.to(tl.int64) * kv_columns, step):
-            column = offset + tl.arange(0, 1024)
-            tl.store(dk + column, zeros, mask=column < total_kv.to(tl.int64) * kv_columns)
-            tl.store(dv + column, zeros, mask=column < total_kv.to(tl.int64) * kv_columns)
+    program = tile.to(tl.int64) * heads + head
+    slack = tl.load(kv_offsets + batch).to(tl.int64) * kv_columns + program * 1024
+    end = total_kv.to(tl.int64) * kv_columns
+    zeros = tl.zeros([1024], dk.dtype.element_ty)
+    for offset in range(slack, end, tl.num_programs(0).to(tl.int64) * heads * 1024):
+        at = offset + tl.arange(0, 1024)
+        tl.store(dk + at, zeros, mask=at < end)
+        tl.store(dv + at, zeros, mask=at < end)
 
 
 @triton.jit(do_not_specialize=["terms", "stride", "size"])
@@ -113,49 +176,28 @@ def prepare_rows(
 
     ``padded`` rows are kept for every sequence of broadcast-Q (default: M rounded up to whole blocks).
     """
-    heads = problem.heads_q
+    heads, dim = problem.heads_q, problem.head_dim
     if problem.broadcast_q:
-        padded = padded or triton.cdiv(problem.total_q, block) * block
+        padded = padded or -(-problem.total_q // block) * block
         tiles = problem.batch * (padded // block)
     else:
         padded = 0
         tiles = problem.total_q // block + problem.batch
     count = tiles * block
-    log2_lse = out.new_empty((heads, count), dtype=torch.float32)
-    delta = out.new_empty((heads, count), dtype=torch.float32)
+    log2_lse, delta = (out.new_empty((heads, count), dtype=torch.float32) for _ in range(2))
     prepare_kernel[(tiles, heads)](
-        out,
-        dout,
-        lse,
-        dlse if dlse is not None else lse,
-        log2_lse,
-        delta,
-        dk,
-        dv,
-        q_offsets if q_offsets is not None else kv_offsets,
-        kv_offsets,
-        problem.batch,
-        problem.total_q,
-        problem.total_kv,
-        count,
-        padded,
-        heads,
-        problem.heads_kv * problem.head_dim,
-        BROADCAST=problem.broadcast_q,
-        HAS_DLSE=dlse is not None,
-        CLEAR=True,
-        BLOCK=block,
-        HEAD_DIM=problem.head_dim,
-        num_warps=4,
-    )
+        out, dout, lse, lse if dlse is None else dlse, log2_lse, delta, dk, dv,
+        kv_offsets if q_offsets is None else q_offsets, kv_offsets,
+        problem.batch, problem.total_q, problem.total_kv, count, padded, heads, problem.heads_kv * dim,
+        BROADCAST=problem.broadcast_q, HAS_DLSE=dlse is not None, BLOCK=block, HEAD_DIM=dim, num_warps=4,
+    )  # fmt: skip
     return Rows(log2_lse, delta, padded, count)
 
 
 def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """dq (rows, Hq, D) in the dtype of q from float32 ``sums`` (terms, at least rows, Hq * D), scaled."""
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    size = dq.numel()
-    finish_kernel[(triton.cdiv(size, 1024),)](
-        sums, dq, sums.shape[0], sums.stride(0), size, problem.scale, BLOCK=1024, num_warps=4
-    )
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    size, terms = dq.numel(), sums.shape[0]
+    programs = -(-size // BLOCK)
+    finish_kernel[(programs,)](sums, dq, terms, sums.stride(0), size, problem.scale, BLOCK=BLOCK, num_warps=4)
     return dq

@@ -6,30 +6,14 @@ import torch
 
 from jfa.kernels.blackwell import forward as forward_kernel
 from jfa.kernels.blackwell import ladder
-from jfa.kernels.hopper.launch import find, packed_rows
+from jfa.kernels.blackwell.backward_launch import backward as backward
+from jfa.kernels.blackwell.backward_launch import backward_supports as backward_supports
+from jfa.kernels.launch import LOG2E, facts, find, multiprocessors, options, packed_rows
+from jfa.kernels.launch import supports as supports
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
 from jfa.kernels.step import Step
 from jfa.kernels.tiles import Schedule, make_schedule
-
-EMULATED_SMS = 3  # so that small inputs already give every CTA several items
-LOG2_E = math.log2(math.e)
-
-
-def supports(problem: Problem) -> str | None:
-    """None if the kernels can run the call, else the argument that they cannot take and their limit."""
-    if problem.head_dim not in (64, 128):
-        return f"q: the Blackwell kernels take head dimensions 64 and 128, got {problem.head_dim}"
-    if problem.head_dim_v != problem.head_dim:
-        return (
-            f"v: the Blackwell kernels take k's head dimension {problem.head_dim}, got {problem.head_dim_v}"
-        )
-    if problem.dtype not in (torch.bfloat16, torch.float16):
-        return f"q: the Blackwell kernels take bfloat16 and float16, got {problem.dtype}"
-    rows = max(problem.total_kv, problem.total_q * (problem.batch if problem.broadcast_q else 1))
-    if rows > 1 << 30:
-        return f"q, k, v: the Blackwell kernels address 2**30 rows, got {rows}"
-    return None
 
 
 def forward(
@@ -69,13 +53,13 @@ def arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step)
     if scale <= 0:  # the kernel scales the maximum, which needs a positive factor
         q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     block_n, columns = constants["BLOCK_N"], problem.head_dim
-    rows = [packed_rows(x) for x in (q, k, v, out.view(-1, problem.heads_q, columns))]
+    rows = [packed_rows(x) for x in (q, k, v, out)]
     args = [ragged_descriptor(x, n, columns) for x, n in zip(rows, (128, block_n, block_n, 128), strict=True)]
     args += [out, lse, schedule.q_tiles, schedule.q_counts]
     args += [schedule.q_counts if problem.broadcast_q else schedule.q_offsets]  # not read with broadcast-Q
-    args += [problem.total_q, max(problem.window_left, 0), max(problem.window_right, 0), scale * LOG2_E]
+    args += [problem.total_q, max(problem.window_left, 0), max(problem.window_right, 0), scale * LOG2E]
     items = schedule.q_tiles.shape[0] * (problem.heads_q // constants["PACK"])
-    grid = items if step.draw is not None else min(items, processors(q.device))
+    grid = items if step.draw is not None else min(items, multiprocessors(q.device))
     return (grid,), args, constants
 
 
@@ -83,26 +67,4 @@ def constexprs(problem: Problem, step: Step, block_m: int | None = None) -> dict
     """What the forward kernel is compiled with; ``block_m`` is that of a schedule that was given."""
     if block_m not in (None, 128, 256):
         raise ValueError(f"schedule: expected one for 128 or 256 query rows a tile, got {block_m}")
-    facts = {
-        "HEADS": problem.heads_q,
-        "GROUP": problem.group,
-        "BROADCAST": problem.broadcast_q,
-        "LEFT": problem.window_left >= 0,
-        "RIGHT": problem.window_right >= 0,
-        "HEAD_DIM": problem.head_dim,
-    }
-    return step.constexprs(problem, block_m) | facts | {"num_warps": 4, "num_stages": 1}
-
-
-def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of the device; a few in the emulator."""
-    if device.type != "cuda":
-        return EMULATED_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def backward(problem: Problem, *tensors, **options):
-    """Gradients; see jfa.kernels.blackwell.backward_launch."""
-    from jfa.kernels.blackwell import backward_launch
-
-    return backward_launch.backward(problem, *tensors, **options)
+    return step.constexprs(problem, block_m) | facts(problem, problem.heads_q) | options()
