@@ -1,4 +1,4 @@
-"""Whatever reaches into a CTA's shared memory, a neighbour or a copy, must do so before the CTA exits."""
+"""Whatever reaches into a CTA's memory must come after the CTA's start and be done before its exit."""
 
 import pytest
 import torch
@@ -8,45 +8,80 @@ import triton.language.extra.tlx as tlx
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa import emulator
+from jfa.lab.report import compile_report
 
 
 @triton.jit
-def ring_a_bell(out, WAIT: tl.constexpr, MEET: tl.constexpr):
-    """Every CTA arrives at its neighbour's barrier; the neighbour may wait for it, or all meet at the end."""
+def ring_a_bell(out, WAIT: tl.constexpr, MEET: tl.constexpr, LEAVE: tl.constexpr):
+    """Every CTA arrives at its neighbour's barrier; the neighbour may wait for it, at once or at the end."""
     bells = tlx.alloc_barriers(1)
+    left = tlx.alloc_barriers(1)
     rank = tlx.cluster_cta_rank()
+    if MEET == "before":
+        tlx.cluster_barrier()
     with tlx.async_tasks():
         with tlx.async_task("default"):
             tl.store(out + rank, rank)
             tlx.barrier_arrive(bells[0], 1, remote_cta_rank=1 - rank)
+            if MEET == "inside":
+                tlx.cluster_barrier()
         with tlx.async_task(num_warps=1, registers=24):
             if WAIT:
                 tlx.barrier_wait(bells[0], 0)
+    if MEET == "behind":
+        tlx.cluster_barrier()
+    if LEAVE:
+        tlx.barrier_arrive(left[0], 1, remote_cta_rank=1 - rank)
+        tlx.barrier_wait(left[0], 0)
+
+
+@triton.jit
+def ring_alone(out, WAIT: tl.constexpr, MEET: tl.constexpr):
+    """The same by the default task, without others."""
+    bells = tlx.alloc_barriers(1)
+    rank = tlx.cluster_cta_rank()
+    tl.store(out + rank, rank)
+    tlx.barrier_arrive(bells[0], 1, remote_cta_rank=1 - rank)
+    if WAIT:
+        tlx.barrier_wait(bells[0], 0)
     if MEET:
         tlx.cluster_barrier()
 
 
-def findings(seed, **roles):
+def findings(seed, kernel=ring_a_bell, **roles):
+    if kernel is ring_a_bell:
+        roles = {"MEET": "", "LEAVE": False} | roles
     out = torch.zeros(2, dtype=torch.int32)
     with emulator.emulate(arch="sm_90", seed=seed) as emulation:
-        ring_a_bell[(2,)](out, num_warps=4, ctas_per_cga=(2, 1, 1), **roles)
+        kernel[(2,)](out, num_warps=4, ctas_per_cga=(2, 1, 1), **roles)
     assert out.tolist() == [0, 1]
     return [finding for finding in emulation.reports[0].errors()]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_arrive_that_nobody_waits_for_may_come_after_the_exit(seed):
-    found = findings(seed, WAIT=False, MEET=False)
-    assert {finding.kind for finding in found} == {"peer exited"}
-    assert "arrives at bells[0]" in str(found[0])
-    assert "may have exited" in str(found[0])
+    for found in (findings(seed, WAIT=False), findings(seed, ring_alone, WAIT=False, MEET=False)):
+        assert {finding.kind for finding in found} == {"peer exited"}
+        assert "arrives at bells[0]" in str(found[0])
+        assert "may have exited" in str(found[0])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wait_or_a_cluster_barrier_at_the_end_orders_it(seed):
-    assert findings(seed, WAIT=True, MEET=False) == []
-    assert findings(seed, WAIT=False, MEET=True) == []
-    assert findings(seed, WAIT=True, MEET=True) == []
+def test_a_wait_or_a_handshake_at_the_end_orders_it(seed):
+    assert findings(seed, WAIT=True) == []
+    assert findings(seed, WAIT=False, LEAVE=True) == []
+    assert findings(seed, ring_alone, WAIT=True, MEET=False) == []
+    assert findings(seed, ring_alone, WAIT=False, MEET=True) == []
+
+
+@pytest.mark.parametrize("where", ["before", "inside", "behind"])
+def test_a_cluster_barrier_of_a_kernel_with_tasks_hangs(where):
+    """Measured on an H200: the default task alone arrives, and barrier.cluster waits for every warp."""
+    (found,) = findings(0, WAIT=True, MEET=where)
+    assert found.kind == "cluster barrier"
+    assert "the warps of its other tasks never arrive, so it hangs" in found.message
+    line = ring_a_bell.raw_src[found.line - ring_a_bell.starting_line_number]
+    assert line.strip() == "tlx.cluster_barrier()"
 
 
 TILE = 64
@@ -91,7 +126,9 @@ def test_a_load_that_nobody_waits_for(policy, depth):
 
 
 @triton.jit
-def send(out, HOW: tl.constexpr, WAIT: tl.constexpr, MEET: tl.constexpr, T: tl.constexpr):
+def send(
+    out, HOW: tl.constexpr, READY: tl.constexpr, WAIT: tl.constexpr, MEET: tl.constexpr, T: tl.constexpr
+):
     """Each CTA of a pair puts a tile into the other's shared memory."""
     inbox = tlx.local_alloc((T, T), tl.float32, 1)
     outbox = tlx.local_alloc((T, T), tl.float32, 1)
@@ -100,17 +137,109 @@ def send(out, HOW: tl.constexpr, WAIT: tl.constexpr, MEET: tl.constexpr, T: tl.c
     tile = tl.full((T, T), 1.0, tl.float32)
     tlx.local_store(outbox[0], tile)
     tlx.fence("async_shared")
-    tlx.barrier_expect_bytes(full[0], T * T * 4)
-    tlx.cluster_barrier()
+    if HOW != "plain":
+        tlx.barrier_expect_bytes(full[0], T * T * 4)
+    if READY == "meet":
+        tlx.cluster_barrier()
+    if READY == "arrive":
+        ready = tlx.alloc_barriers(1)
+        tlx.barrier_arrive(ready[0], 1, remote_cta_rank=1 - rank)
+        tlx.barrier_wait(ready[0], 0)
     if HOW == "store":
         tlx.async_remote_shmem_store(inbox[0], tile, 1 - rank, full[0])
-    else:
+    elif HOW == "copy":
         tlx.async_remote_shmem_copy(inbox[0], outbox[0], 1 - rank, full[0])
+    else:
+        tlx.remote_shmem_store(inbox[0], tile, 1 - rank)
     if WAIT:
         tlx.barrier_wait(full[0], 0)
     if MEET:
         tlx.cluster_barrier()
     tl.store(out + rank, rank)
+
+
+@triton.jit
+def send_by_task(out, HELLO: tl.constexpr, T: tl.constexpr):
+    """A task sends; with HELLO the kernel arrives remotely as well, so the compiler lets the cluster meet."""
+    inbox = tlx.local_alloc((T, T), tl.float32, 1)
+    full = tlx.alloc_barriers(1)
+    hello = tlx.alloc_barriers(1)
+    rank = tlx.cluster_cta_rank()
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            if HELLO:
+                tlx.barrier_arrive(hello[0], 1, remote_cta_rank=1 - rank)
+                tlx.barrier_wait(hello[0], 0)
+            tile = tl.full((T, T), 1.0, tl.float32)
+            tlx.async_remote_shmem_store(inbox[0], tile, 1 - rank, full[0])
+        with tlx.async_task(num_warps=1):
+            tlx.barrier_expect_bytes(full[0], T * T * 4)
+            tlx.barrier_wait(full[0], 0)
+            tl.store(out + rank, rank)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_sent_to_a_neighbour_that_has_not_started(policy):
+    """The compiler lets a cluster meet at the start if it arrives remotely, multicasts or shares MMAs."""
+    for how in ("store", "copy", "plain"):
+        roles = {"HOW": how, "WAIT": how != "plain", "MEET": how == "plain", "policy": policy}
+        assert pair(send, READY="arrive", **roles) == []
+        assert pair(send, READY="meet", **roles) == []
+        found = [finding for finding in pair(send, READY="", **roles) if finding.kind == "peer not ready"]
+        assert len(found) == 1 and "inbox[0]" in found[0].message
+        assert "may not have started" in found[0].message
+    assert pair(send_by_task, HELLO=True, policy=policy) == []
+    assert [finding.kind for finding in pair(send_by_task, HELLO=False, policy=policy)] == ["peer not ready"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("ready", ["", "meet", "arrive"])
+@pytest.mark.parametrize("how", ["store", "copy", "plain"])
+def test_where_the_compiler_lets_a_cluster_meet(arch, ready, how):
+    """What the rule above rests on: the code of the installed compiler."""
+    constants = {"HOW": how, "READY": ready, "WAIT": True, "MEET": False, "T": TILE}
+    report = compile_report(send, {"out": "*i32"}, constants, arch, ctas_per_cga=(2, 1, 1))
+    assert ("barrier.cluster.wait" in report.text("ptx")) == (ready != "")
+
+
+@triton.jit
+def unfinished(a, b, out, WAIT: tl.constexpr, EARLY: tl.constexpr, T: tl.constexpr):
+    """Two products, of which EARLY ones are committed to the barrier that is waited for."""
+    tiles = tlx.local_alloc((T, T), tl.bfloat16, 2)
+    acc = tlx.local_alloc((T, T), tl.float32, 1, tlx.storage_kind.tmem)
+    full = tlx.alloc_barriers(1)
+    done = tlx.alloc_barriers(1)
+    tlx.barrier_expect_bytes(full[0], T * T * 4)
+    tlx.async_descriptor_load(a, tiles[0], [0, 0], full[0])
+    tlx.async_descriptor_load(b, tiles[1], [0, 0], full[0])
+    tlx.barrier_wait(full[0], 0)
+    tlx.async_dot(tiles[0], tiles[1], acc[0], use_acc=False, force_async=True)
+    if EARLY:
+        tlx.tcgen05_commit(done[0])
+    tlx.async_dot(tiles[0], tiles[1], acc[0], use_acc=True, force_async=True)
+    if not EARLY:
+        tlx.tcgen05_commit(done[0])
+    if WAIT:
+        tlx.barrier_wait(done[0], 0)
+    tl.store(out, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_product_that_nobody_waits_for(policy):
+    a, b = (TensorDescriptor.from_tensor(torch.randn(128, 128).bfloat16(), [128, 128]) for _ in range(2))
+
+    def run(**roles):
+        with emulator.emulate(arch="sm_100", policy=policy) as emulation:
+            unfinished[(1,)](a, b, torch.zeros(1, dtype=torch.int32), num_warps=4, T=128, **roles)
+        return emulation.errors()
+
+    assert run(WAIT=True, EARLY=False) == []
+    for roles in (dict(WAIT=False, EARLY=False), dict(WAIT=True, EARLY=True)):
+        (found,) = run(**roles)
+        assert found.kind == "unwaited mma"
+        assert "mma issued by main" in found.message and "may still run when its CTA exits" in found.message
+        line = unfinished.raw_src[found.line - unfinished.starting_line_number]
+        assert "use_acc=True" in line, "the last one; older ones are done before it"
 
 
 @triton.jit
@@ -142,9 +271,9 @@ def pair(kernel, *args, policy="random", **roles):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("how", ["store", "copy"])
 def test_what_is_sent_to_a_neighbour_is_waited_for(policy, how):
-    assert pair(send, policy=policy, HOW=how, WAIT=True, MEET=False) == []
+    assert pair(send, policy=policy, HOW=how, READY="meet", WAIT=True, MEET=False) == []
     for meet in (False, True):  # a cluster barrier alone does not wait for copies in flight
-        (found,) = pair(send, policy=policy, HOW=how, WAIT=False, MEET=meet)
+        (found,) = pair(send, policy=policy, HOW=how, READY="meet", WAIT=False, MEET=meet)
         assert found.kind == "unwaited load"
         assert f"dsmem_{how} of main" in found.message
         assert "writes inbox[0] of cluster CTA" in found.message

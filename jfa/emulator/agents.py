@@ -40,6 +40,7 @@ class Group:
         for cta in self.ctas:
             cta.cluster = self.ctas
         self.cluster_barrier = NamedBarrier(machine, self.ctas[0], "cluster barrier")
+        self.start_barrier = NamedBarrier(machine, self.ctas[0], "cluster barrier")  # the compiler's
         self.visits = Visits(self)
 
     def clock(self):
@@ -96,6 +97,7 @@ class CTA:
         self.named = {}
         self.queues = {}  # in-order engines: key -> Queue
         self.setup_waiters = []
+        self.born = (0, 1)  # agent slot and epoch of its first task's start
         self.clc = None
 
     def named_barrier(self, index):

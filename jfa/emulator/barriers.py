@@ -140,6 +140,7 @@ class BarrierArray:
         self.named = named
         self.num = num
         self.index = len(cta.barrier_arrays)
+        self.born = (machine.cur.slot, machine.cur.epoch)
         self.bars = [MBarrier(machine, self, i, count, warp) for i in range(num)]
         cta.barrier_arrays.append(self)
 

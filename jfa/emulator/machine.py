@@ -109,7 +109,9 @@ class Machine:
         self.groups += 1
         self.live_groups += 1
         for cta in group.ctas:
-            self.spawn(Task(self, cta, "main", self.kernel, self.num_warps * 32))
+            first = Task(self, cta, "main", self.kernel, self.num_warps * 32)
+            cta.born = (first.slot, first.epoch)
+            self.spawn(first)
 
     def step(self):
         """One turn: a cluster may start, then a task runs to where it blocks, or an operation completes."""

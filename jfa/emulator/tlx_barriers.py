@@ -76,10 +76,12 @@ def barrier_wait(bar, phase, pred=None):
 
 
 def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
-    if not holds(pred):
-        return
     machine = CTX.machine
     task = machine.cur
+    if remote_cta_rank is not None:
+        task.cta.group.visits.barrier_at_start = True
+    if not holds(pred):
+        return
     bar = one_barrier(bar)
     machine.maybe_preempt()
     if remote_cta_rank is not None:
@@ -112,13 +114,22 @@ def named_barrier_wait(bar, arrive_count):
 
 
 def cluster_barrier():
-    """barrier.cluster.arrive and wait, by all CTAs of the cluster."""
+    """barrier.cluster.arrive and wait, by all CTAs of the cluster; see visits.py for kernels with tasks."""
     machine = CTX.machine
     task = machine.cur
+    line = machine.line()
+    task.cta.group.visits.meetings.setdefault(line, Site(task, line))
     _arrive_and_wait(machine, task.cta.group.cluster_barrier, task.threads * len(task.cta.cluster))
 
 
-def _arrive_and_wait(machine, bar, threads):
+def meet_at_start():
+    """Where the cluster meets behind barrier initialization; it arrives relaxed, so this orders no data."""
+    task = CTX.machine.cur
+    bar = task.cta.group.start_barrier
+    _arrive_and_wait(CTX.machine, bar, task.threads * len(task.cta.cluster), orders=False)
+
+
+def _arrive_and_wait(machine, bar, threads, orders=True):
     task = machine.cur
     generation = bar.generation
     key = bar.key
@@ -126,7 +137,8 @@ def _arrive_and_wait(machine, bar, threads):
     bar.arrive(task, threads, task.threads, ("t", machine.trace("named_arrive", bar.label)))
     task.tick()
     machine.block_on(lambda: bar.generation > generation, bar, Wait(bar, phase=generation))
-    task.clock.join(bar.done_clock)
+    if orders:
+        task.clock.join(bar.done_clock)
     machine.trace("wait", bar.label, key=key)
 
 

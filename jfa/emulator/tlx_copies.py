@@ -64,6 +64,8 @@ def async_descriptor_load(
     offsets = [int(o) for o in offsets]
     _check_block("TMA load", desc, result)
     targets = [cta.cluster[int(r)] for r in multicast_targets] or [cta]
+    if multicast_targets:
+        cta.group.visits.barrier_at_start = True
     for peer in targets:
         bar = barrier_on(barrier, peer) if peer is not cta or multicast_targets else barrier
         if two_ctas:
@@ -271,11 +273,20 @@ def _peer(rank):
     return CTX.machine.cur.cta.cluster[int(rank)]
 
 
+def _must_be_ready(peer, born, what):
+    """See visits.py: what reaches into a neighbour comes after its start, or its barrier's initialization."""
+    machine = CTX.machine
+    task = machine.cur
+    task.cta.group.visits.note_early(peer, task, born, what, machine.line())
+
+
 def remote_shmem_store(dst, src, remote_cta_rank):
     """An ordinary store to another CTA's shared memory."""
     machine = CTX.machine
     task = machine.cur
-    buffer = dst.on(_peer(remote_cta_rank))
+    peer = _peer(remote_cta_rank)
+    buffer = dst.on(peer)
+    _must_be_ready(peer, peer.born, f"stores to {buffer.label}")
     machine.task_access(buffer, True)
     visits = task.cta.group.visits
     visits.note(buffer.storage.cta, task, task.slot, task.epoch, f"stores to {buffer.label}", machine.line())
@@ -288,6 +299,7 @@ def async_remote_shmem_store(dst, src, remote_cta_rank, barrier):
     peer = _peer(remote_cta_rank)
     buffer = dst.on(peer)
     bar = barrier_on(one_barrier(barrier), peer)
+    _must_be_ready(peer, bar.array.born, f"stores to {buffer.label} and signals {bar.label}")
     raw = to_store(buffer.dtype, as_tensor(src).d)
 
     def run(op):
@@ -304,6 +316,7 @@ def async_remote_shmem_copy(dst, src, remote_cta_rank, barrier):
     peer = _peer(remote_cta_rank)
     buffer = dst.on(peer)
     bar = barrier_on(one_barrier(barrier), peer)
+    _must_be_ready(peer, bar.array.born, f"copies to {buffer.label} and signals {bar.label}")
 
     def run(op):
         buffer.array()[...] = src.array()

@@ -159,7 +159,7 @@ def _tcgen05(kind, A, B, acc, use_acc, pred, bars, two_ctas, force_async, flop, 
     accumulate = holds(use_acc)
     _check_shapes(A, B, acc, two_ctas)
     if two_ctas:
-        cta.group.visits.barrier_at_end = True
+        cta.group.visits.barrier_at_start = cta.group.visits.barrier_at_end = True
     bars = [one_barrier(b) for b in bars]
     ctas = [cta, cta.cluster[cta.rank + 1]] if two_ctas else [cta]
     left = [A.on(c) for c in ctas]
@@ -189,6 +189,7 @@ def _tcgen05(kind, A, B, acc, use_acc, pred, bars, two_ctas, force_async, flop, 
     info.update(A=A.label, B=B.label, use_acc=accumulate, bars=[b.label for b in bars])
     reads = left + right + list(scales) + (out if accumulate else [])
     op = machine.issue(kind, acc, run, reads=reads, writes=out, queue=("mma", task.slot), info=info)
+    cta.group.visits.note_mma(op, ctas)
     CTX.count("mma_flop", flop)
     if machine.policy != "eager" and not accumulate and op.previous is None:
         for c in out:
@@ -285,6 +286,7 @@ def tmem_copy(src, dst):
         target[...] = raw if raw.shape == target.shape else _unpack_scales(raw, *target.shape)
 
     info = dict(bytes=dst.nbytes)
-    machine.issue(
-        "tmem_copy", dst, run, reads=[src], writes=[dst], queue=("mma", machine.cur.slot), info=info
-    )
+    cta = machine.cur.cta
+    queue = ("mma", machine.cur.slot)
+    op = machine.issue("tmem_copy", dst, run, reads=[src], writes=[dst], queue=queue, info=info)
+    cta.group.visits.note_mma(op, [cta])

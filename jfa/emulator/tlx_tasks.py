@@ -10,6 +10,7 @@ from . import dtypes as D
 from .agents import Task, Wait
 from .context import CTX
 from .tile import Tensor, as_tensor
+from .tlx_barriers import meet_at_start
 
 
 class async_task:
@@ -40,10 +41,9 @@ class async_tasks:
             return False
         machine = CTX.machine
         parent = machine.cur
+        parent.cta.group.visits.tasks = True
         if len(parent.cta.cluster) > 1:
-            from .tlx_barriers import cluster_barrier
-
-            cluster_barrier()  # the compiler synchronizes the cluster after barrier initialization
+            meet_at_start()
         children = [
             child for k, item in enumerate(self.items) for child in self.tasks_of(machine, parent, k, *item)
         ]
