@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import jfa
 from jfa import jagged, reference
 from jfa.lab import answers, check
 
@@ -172,6 +173,31 @@ def test_tables_print():
     head, *lines = str(table).splitlines()
     assert head.split()[:4] == ["quantity", "error", "budget", "ratio"] and len(lines) == 5
     assert table._repr_html_().count("<tr>") == 6
+
+
+@pytest.mark.parametrize("length", [6, 128, 257])
+def test_one_value_of_lse_is_no_lottery(length):
+    """Equal scores: lse is log n alone, which PyTorch hits by luck; a unit more is no mistake, two are."""
+    draw = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(n, 1, 64, generator=draw).bfloat16() for n in (5, length, length))
+    wanted = check.expected(q, k, v, jagged.lengths_to_offsets([length]), scale=0.0, gradients=False)
+    lse = wanted.exact["lse"].float()
+    unit = torch.nextafter(lse, torch.tensor(torch.inf)) - lse
+    assert wanted.check({"lse": lse + unit}).passed and wanted.check({"lse": lse - unit}).passed
+    assert (
+        not wanted.check({"lse": lse + 2 * unit}).passed and not wanted.check({"lse": lse - 2 * unit}).passed
+    )
+    for backend in ("triton", "blackwell"):
+        wanted.check(check.results_of(jfa.jagged_flash_attention, wanted.inputs, backend=backend)).check()
+
+
+def test_float32_with_large_scores_is_within_the_budget():
+    """Backward recomputes exp(s - lse): its s must be the forward's to the last bit."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 2, 128, generator=draw) for n in (33, 195, 195))
+    offsets = jagged.lengths_to_offsets([130, 0, 1, 64])
+    options = {"backend": "triton"}
+    check.check_attention(jfa.jagged_flash_attention, q, k, v, offsets, scale=1.0, options=options).check()
 
 
 def test_claims_hold_or_raise_and_are_counted(capsys):
