@@ -192,9 +192,9 @@ def kernel(
     heard = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
     programs = tl.num_programs(0) // PAIR
     deal = Deal(program, programs, ITEMS(keys), counter, tickets, tlx.alloc_barriers(2), heard, 1)
-    k_ring = ring(tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1), 1, 2 * 2 * KEYS * HEAD_DIM, 8)
-    dk_tiles = k_ring.tiles
+    k_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
     v_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
+    dk_tiles = k_tiles
     dv_tiles = v_tiles
     if HEAD_DIM == 64:  # half a K tile is half a swizzle atom wide, which a TMA store cannot read
         dk_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
@@ -205,7 +205,7 @@ def kernel(
     dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, ROW_STAGES)
     dq_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM // GROUPS), tl.float32, PARTS)
     buffers = Buffers(
-        k_ring,
+        ring(k_tiles, 1, 2 * 2 * KEYS * HEAD_DIM, 8),
         v_tiles,
         dk_tiles,
         dv_tiles,
