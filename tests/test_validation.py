@@ -121,3 +121,44 @@ def test_steps_are_kept_no_longer_than_they_are_used():
     del out
     gc.collect()
     assert seen() is None and not any(key.startswith("mine#") for key in attention._STEPS)
+
+
+def packed(q, k, v, offsets):
+    return (q, k, v, offsets, torch.tensor([0, 2, 5])), {}
+
+
+def windowed(q, k, v, offsets):
+    return (q, k, v, offsets), {"window": (3, None)}
+
+
+def grouped(q, k, v, offsets):
+    return (q, k[:, :1], v[:, :1], offsets), {}
+
+
+@pytest.mark.parametrize("backend", ["hopper", "blackwell"])
+@pytest.mark.parametrize("what", [packed, windowed, grouped], ids=lambda what: what.__name__)
+def test_a_named_step_that_cannot_go_back_is_refused_in_the_forward_pass(backend, what):
+    """Only if gradients are wanted: the forward step of that name can run all of these."""
+    tensors, offsets = inputs()
+    call, options = what(*tensors, offsets)
+    options |= {"backend": backend, "step": "stationary"}
+    jfa.jagged_flash_attention(*call, **options)
+    forward = options | {"step": steps.find(backend, "forward", "stationary")}
+    call = [x.detach().requires_grad_() if x.is_floating_point() else x for x in call]
+    with pytest.raises(ValueError, match=f'backend="{backend}" cannot run the backward pass .*stationary'):
+        jfa.jagged_flash_attention(*call, **options)
+    with torch.no_grad():
+        jfa.jagged_flash_attention(*call, **options)
+    out = jfa.jagged_flash_attention(*call, **forward)  # names no backward step, so that one is chosen
+    assert torch.autograd.grad(out.sum(), call[0])[0].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["hopper", "blackwell"])
+def test_a_named_step_that_is_not_deterministic_is_refused(backend):
+    tensors, offsets = inputs(grad=True)
+    options = {"backend": backend, "deterministic": True}
+    with pytest.raises(ValueError, match="deterministic: expected .*dq_staged"):
+        jfa.jagged_flash_attention(*tensors, offsets, step="dq_staged", **options)
+    for step in ("stationary", None, steps.find(backend, "forward", "balanced")):
+        out = jfa.jagged_flash_attention(*tensors, offsets, step=step, **options)
+        assert torch.autograd.grad(out.sum(), tensors[0])[0].isfinite().all()
