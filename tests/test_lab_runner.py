@@ -39,6 +39,15 @@ def test_passes_in_its_own_folder_and_leaves_no_metadata(tmp_path):
     assert all(set(cell.metadata) <= {"tags"} for cell in executed.cells)
 
 
+def test_a_thread_that_dies_fails_the_notebook(tmp_path):
+    """Its traceback goes to stderr, maybe of no cell at all, and nothing else notices."""
+    starts = "import threading\nfails = threading.Thread(target=lambda: 1 / 0, name='worker')\nfails.start()"
+    path = write(tmp_path / "a.ipynb", starts, "fails.join()", CLAIM)
+    assert run(path).problems == ["a thread died: worker: ZeroDivisionError: division by zero"]
+    names = "assert not {'remember', 'show', 'jfa_dead_threads'} & set(globals())"
+    assert run(write(tmp_path / "b.ipynb", starts.replace("1 / 0", "1"), names, CLAIM)).problems == []
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -4,7 +4,7 @@
 
 A NAME is a notebook's number, stem or path; without one all of them run. Executed notebooks go to
 build/notebooks/. A notebook passes when it is plain Python, every cell ran, the last one included, no cell
-failed, the kernel lived, papermill had nothing to warn of, at least one claim was checked
+failed, the kernel and its threads lived, papermill had nothing to warn of, at least one claim was checked
 (`jfa.lab.check.claim`) and none failed, caught or not. Claims are not read from what is printed: a cell that
 is added for the run asks for them. The exit status is 1 if any notebook failed.
 """
@@ -30,8 +30,20 @@ CLAIMS = "application/vnd.jfa.claims+json"
 ASK = f"""import sys
 from IPython.display import display
 check = sys.modules.get("jfa.lab.check")
-display({{{CLAIMS!r}: check.claims() if check else {{"held": [], "failed": []}}}}, raw=True)"""
+found = check.claims() if check else {{"held": [], "failed": []}}
+display({{{CLAIMS!r}: found | {{"dead threads": sys.jfa_dead_threads}}}}, raw=True)"""
 ASKING = "jfa-claims"  # tag of the cell
+# Run in the kernel before any cell: remembers threads that died of an exception, which no cell would show as
+# its own. It leaves no name behind and counts as no cell.
+WATCH = """
+import sys, threading
+show, sys.jfa_dead_threads = threading.excepthook, []
+def remember(args):
+    if args.exc_type is not SystemExit:
+        name = args.thread.name if args.thread else "?"
+        sys.jfa_dead_threads.append(f"{name}: {args.exc_type.__name__}: {args.exc_value}")
+    show(args)
+threading.excepthook = remember"""
 
 
 @dataclasses.dataclass
@@ -155,6 +167,7 @@ def judge_claims(claims: dict[str, list[str]] | None) -> list[str]:
     if claims is None:
         return ["the kernel could not be asked for its claims"]
     wrong = [f"a claim failed and the exception was caught: {text}" for text in claims["failed"]]
+    wrong += [f"a thread died: {text}" for text in claims["dead threads"]]
     return wrong or ([] if claims["held"] else ["no claim was checked (jfa.lab.check.claim)"])
 
 
@@ -184,7 +197,10 @@ def _execute(notebook, folder: Path, output: Path, parameters: dict[str, object]
             progress_bar=False,
             start_timeout=120,
             execution_timeout=timeout,
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # kernels here listen on this machine only
+            extra_arguments=[
+                "--IPKernelApp.log_level=CRITICAL",  # kernels here listen on this machine only
+                f"--IPKernelApp.exec_lines=exec({WATCH!r}, {{}})",
+            ],
         )
     except papermill.PapermillExecutionError as error:
         problems.append(f"cell {error.cell_index}: {error.ename}: {error.evalue}".rstrip(": "))
