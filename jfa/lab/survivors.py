@@ -21,32 +21,9 @@ REASONS = {
     "two stores": (
         "A slice of dQ leaves by two stores in a pair, so that one more in flight is still the last slice's."
     ),
-    "before it": (
-        "The loader has just waited for dO's slot, which is released behind the last product that reads "
-        "K: a pair forms dQ from another copy of K."
-    ),
-    "beside it": (
-        "The loader has just waited for K's slot, which is released by a commit behind the same products."
-    ),
     "peer": (
         "What the peer sends arrives through the asynchronous proxy, and the local half was fenced when "
         "it was written."
-    ),
-    "own barrier": (
-        "Where the CTAs of a cluster share MMAs, the compiler puts a cluster barrier at the end by itself."
-    ),
-    "first lap": ("The slot is filled once, and the first wait of a ring for an empty slot passes at once."),
-    "k later": (
-        "The loader waits for K's slot first, and that is released when V and the statistics of its tile "
-        "have been read (and, on Blackwell, its gradients have left)."
-    ),
-    "in order": (
-        "The group has waited for a later product of the same warp already, and tcgen05 completes in order."
-    ),
-    "twice": ("The same phase of the same barrier was waited for a few lines above."),
-    "same ring": (
-        "A CTA alone reads this operand from the ring of another one, whose barrier the warp has waited "
-        "for already."
     ),
     "ordered": (
         "Measured: in every run all that it waits for lies before it already (vector clocks, Report.waits)."
@@ -86,56 +63,12 @@ hopper_backward_two_cta
     compiler: delete fence
         store: tlx.fence('async_shared')
 blackwell_backward_two_cta
-    compiler: delete fence
-        store > store_columns: tlx.fence('async_shared')
-        store > store_columns #2: tlx.fence('async_shared')
-        drain_early > add_slice: tlx.fence('async_shared')
-        drain_early > add_slice #2: tlx.fence('async_shared')
     two stores: weaken store wait
-        drain_early > add_slice #2: tlx.async_descriptor_store_wait(buffers.STAGES - 1)
-    before it: delete wait
-        load_rows_in_pair > Buffers.fill > Ring.claim #4: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-    beside it: delete wait
-        load_rows_in_pair > Buffers.fill > Ring.claim #7: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-    peer: delete fence
-        relay: tlx.fence('async_shared')
-    own barrier: delete cluster barrier
-        kernel: tlx.cluster_barrier()
+        drain_early > add_slice > stage #2: tlx.async_descriptor_store_wait(STAGES - 1)
 hopper_backward_stationary
     compiler: delete fence
         flush: tlx.fence('async_shared')
         accumulate: tlx.fence('async_shared')
-blackwell_backward_stationary
-    in order: delete wait
-        store: tlx.barrier_wait(x.full[DQ], 0)
-    compiler: delete fence
-        store: tlx.fence('async_shared')
-        store > empty: tlx.fence('async_shared')
-        store > empty #2: tlx.fence('async_shared')
-    k later: delete store wait
-        store > empty #2: tlx.async_descriptor_store_wait(1)
-    k later: weaken store wait
-        store > empty #2: tlx.async_descriptor_store_wait(1)
-    twice: delete wait
-        mma > sum_halves > Products.await_word: tlx.barrier_wait(self.word[word], turn & 1)
-        mma > sum_halves > Products.await_word #2: tlx.barrier_wait(self.word[word], turn & 1)
-    first lap: delete wait
-        load > Ring.fill > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-    k later: delete wait
-        load > load_statistic > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-        load > load_statistic > Ring.claim #2: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-        load > Ring.fill > Ring.claim #4: tlx.barrier_wait(self.empties[slot], parity ^ 1)
-blackwell_backward_peeled
-    compiler: delete fence
-        store > store_columns: tlx.fence('async_shared')
-        store > store_columns #2: tlx.fence('async_shared')
-        drain_early > add_slice: tlx.fence('async_shared')
-        drain_early > add_slice #2: tlx.fence('async_shared')
-    same ring: delete wait
-        mma > Ring.await_full #2: tlx.barrier_wait(self.fulls[slot], parity)
-        mma > Ring.await_full #3: tlx.barrier_wait(self.fulls[slot], parity)
-        mma > sum_keys > Ring.await_full: tlx.barrier_wait(self.fulls[slot], parity)
-        mma > Ring.await_full #4: tlx.barrier_wait(self.fulls[slot], parity)
 fa_ws
     ordered: delete wait
         _attn_fwd_ws: tlx.barrier_wait(alpha_empties[qk_bufIdx], qk_phase ^ 1)

@@ -4,18 +4,9 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward_parts import (
-    DKV_FREE,
-    DP,
-    DQ,
-    DQ_FREE,
-    DS_READY,
-    HALF,
-    P_READY,
-    PART,
-    ROWS,
-    S,
-)
+from jfa.kernels.blackwell.backward_parts import (  # isort: skip
+    DKV_FREE, DP, DQ, DQ_FREE, DS_READY, HALF, P_READY, PART, ROWS, S,
+)  # fmt: skip
 from jfa.kernels.ragged import ragged_row
 
 
@@ -23,17 +14,16 @@ from jfa.kernels.ragged import ragged_row
 def share(group: tl.constexpr, keys, buffers, scores):
     """dS^T of this group's query rows into shared memory, PART rows after PART rows."""
     for c in tl.static_range(HALF // PART):
-        place = tlx.local_slice(buffers.ds[0], [0, group * HALF + c * PART], [ROWS, PART])
-        tlx.local_store(place, scores[c])
+        tlx.local_store(tlx.local_slice(buffers.ds[0], [0, group * HALF + c * PART], [ROWS, PART]), scores[c])
     tlx.fence("async_shared")  # the tensor core reads dS through the asynchronous proxy
 
 
 @triton.jit
-def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, rows, last, scale_log2, masked, SHARE):
+def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, rows, scale_log2, masked, SHARE, RELEASE):
     """P^T and dS^T of this group's 64 query rows against the tile's 128 keys; a thread has one key.
 
     PART rows at a time, so that a thread holds its P and little else. ``rows`` counts the blocks of
-    statistics so far, and with ``last`` this turn is the last to read them.
+    statistics so far; with RELEASE each serves one turn, and the loader waits to hear that it was read.
     """
     DTYPE: tl.constexpr = buffers.ds.dtype
     mine: tl.constexpr = group * HALF
@@ -51,7 +41,7 @@ def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, rows, last, 
         tlx.local_store(tlx.local_slice(x.p[2 * group], [0, c * PART], [ROWS, PART]), p.to(DTYPE))
         weights = weights + (p,)
     x.tell(P_READY + group)  # compute -> mma: dV may start
-    if last:
+    if RELEASE:
         buffers.log2_lse.release(rows)  # compute -> load
     slot = buffers.delta.await_full(rows)  # load -> compute
     tlx.barrier_wait(x.full[DP], turn & 1)  # mma -> compute; also: the dQ before has read dS
@@ -64,7 +54,7 @@ def weigh(group: tl.constexpr, keys, tile, buffers, x, block, turn, rows, last, 
         scores = scores + (ds,)
     SHARE(group, keys, buffers, scores)
     x.tell(DS_READY + group)  # compute -> mma: dK and dQ may start
-    if last:
+    if RELEASE:
         buffers.delta.release(rows)  # compute -> load
 
 
@@ -73,7 +63,7 @@ def walk_masked(group: tl.constexpr, keys, tile, buffers, x, low, high, turn, sc
     """Blocks [low, high) of query rows of one head, every one masked."""
     for block in range(low, high):
         now = turn + block - low
-        WEIGH(group, keys, tile, buffers, x, block, now, now, True, scale_log2, True, SHARE)
+        WEIGH(group, keys, tile, buffers, x, block, now, now, scale_log2, True, SHARE, True)
 
 
 @triton.jit
@@ -83,7 +73,7 @@ def walk_peeled(group: tl.constexpr, keys, tile, buffers, x, low, high, turn, sc
     for block in range(low, high):
         now = turn + block - low
         masked = (block < first) | (block >= end)
-        WEIGH(group, keys, tile, buffers, x, block, now, now, True, scale_log2, masked, SHARE)
+        WEIGH(group, keys, tile, buffers, x, block, now, now, scale_log2, masked, SHARE, True)
 
 
 @triton.jit
@@ -109,15 +99,25 @@ def columns(tile, c, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def add_slice(buffers, dq, part, c, span, end, row, column):
-    """Through a staging tile, once the TMA unit has read what it held: dq[row:, column:] += part."""
+def stage(tiles, c, part, STAGES: tl.constexpr):
+    """``part`` into a staging tile, once the TMA unit has read what it held.
+
+    The compiler puts a fence before a TMA store of what the same task has written, here and in `empty`.
+    """
+    tlx.async_descriptor_store_wait(STAGES - 1)
+    tlx.local_store(tiles[c % STAGES], part.to(tiles.dtype))
+
+
+@triton.jit
+def add_slice(keys, buffers, dq, tile, head, block, c, part):
+    """The c-th SLICE columns of dQ, through a staging tile: added to the block's rows in memory."""
+    stage(buffers.staging, c, part, buffers.STAGES)
     staged = buffers.staging[c % buffers.STAGES]
-    tlx.async_descriptor_store_wait(buffers.STAGES - 1)
-    tlx.local_store(staged, part)
-    tlx.fence("async_shared")  # the TMA unit reads it
     COUNT: tl.constexpr = ROWS // buffers.PAIR
+    row = block * keys.BLOCK_M + buffers.rank * HALF
     for side in tl.static_range(buffers.PAIR):  # in a pair lanes 64 to 127 hold the right half of the columns
-        at = [span, end, row, column + side * (buffers.HEAD_DIM // 2) + c * buffers.SLICE]
+        column = head * buffers.HEAD_DIM + side * (buffers.HEAD_DIM // 2) + c * buffers.SLICE
+        at = ragged_row(tile.q_end, tile.q_len, row) + (column,)
         lanes = tlx.local_slice(staged, [side * COUNT, 0], [COUNT, buffers.SLICE])
         tlx.async_descriptor_store(dq, lanes, at, store_reduce="add")
 
@@ -125,56 +125,48 @@ def add_slice(buffers, dq, part, c, span, end, row, column):
 @triton.jit
 def drain(keys, buffers, x, dq, tile, head, block):
     """dQ of one turn, slice after slice; tensor memory is free when the last slice is staged."""
-    row = block * keys.BLOCK_M + buffers.rank * HALF
-    span, end, row = ragged_row(tile.q_end, tile.q_len, row)
     for c in tl.static_range(buffers.HEAD_DIM // buffers.PAIR // buffers.SLICE):
-        part = columns(x.dq_lanes[0], c, buffers.SLICE)
-        add_slice(buffers, dq, part, c, span, end, row, head * buffers.HEAD_DIM)
+        add_slice(keys, buffers, dq, tile, head, block, c, columns(x.dq_lanes[0], c, buffers.SLICE))
     x.tell(DQ_FREE)  # reduce -> mma
 
 
 @triton.jit
 def drain_early(keys, buffers, x, dq, tile, head, block):
     """As `drain`, but the last HELD slices go to registers first: tensor memory is free before they leave."""
-    SLICES: tl.constexpr = buffers.HEAD_DIM // buffers.PAIR // buffers.SLICE
-    row = block * keys.BLOCK_M + buffers.rank * HALF
-    span, end, row = ragged_row(tile.q_end, tile.q_len, row)
-    for c in tl.static_range(SLICES - buffers.HELD):
-        part = columns(x.dq_lanes[0], c, buffers.SLICE)
-        add_slice(buffers, dq, part, c, span, end, row, head * buffers.HEAD_DIM)
+    FIRST: tl.constexpr = buffers.HEAD_DIM // buffers.PAIR // buffers.SLICE - buffers.HELD
+    for c in tl.static_range(FIRST):
+        add_slice(keys, buffers, dq, tile, head, block, c, columns(x.dq_lanes[0], c, buffers.SLICE))
     held = ()
-    for c in tl.static_range(SLICES - buffers.HELD, SLICES):
-        held = held + (columns(x.dq_lanes[0], c, buffers.SLICE),)
+    for c in tl.static_range(buffers.HELD):
+        held = held + (columns(x.dq_lanes[0], FIRST + c, buffers.SLICE),)
     x.tell(DQ_FREE)  # reduce -> mma
     for c in tl.static_range(buffers.HELD):
-        n = SLICES - buffers.HELD + c
-        add_slice(buffers, dq, held[c], n, span, end, row, head * buffers.HEAD_DIM)
+        add_slice(keys, buffers, dq, tile, head, block, FIRST + c, held[c])
 
 
 @triton.jit
-def store_columns(keys, buffers, accumulator, gradient, tile, turns, factor):
-    """One accumulator of the key tile to memory, zeros when no query saw it; TMA clips the last tile."""
+def store_columns(keys, buffers, accumulator, gradient, tile, turns, factor, SECOND: tl.constexpr):
+    """One accumulator of the key tile to memory, zeros when no query saw it; TMA clips the last tile.
+
+    Staging tiles in turn: the SECOND accumulator goes on with the next, and the first of all is dQ's again.
+    """
     WIDTH: tl.constexpr = buffers.results.shape[1]
-    span, end, row = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
+    row = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
     for c in tl.static_range(buffers.HEAD_DIM // WIDTH):
         part = tl.zeros([ROWS, WIDTH], tl.float32)
         if turns > 0:
             part = columns(accumulator, c, WIDTH) * factor
-        staged = buffers.results[c % buffers.STAGES]
-        tlx.async_descriptor_store_wait(buffers.STAGES - 1)
-        tlx.local_store(staged, part.to(buffers.results.dtype))
-        tlx.fence("async_shared")  # the TMA unit reads it
-        at = [span, end, row, tile.head * buffers.HEAD_DIM + c * WIDTH]
-        tlx.async_descriptor_store(gradient, staged, at)
-    if buffers.HEAD_DIM // WIDTH % buffers.STAGES:
-        tlx.async_descriptor_store_wait(0)  # the next user of the staging tiles begins with the first
+        n = c + SECOND * (buffers.HEAD_DIM // WIDTH)
+        stage(buffers.results, n, part, buffers.STAGES)
+        at = row + (tile.head * buffers.HEAD_DIM + c * WIDTH,)
+        tlx.async_descriptor_store(gradient, buffers.results[n % buffers.STAGES], at)
 
 
 @triton.jit
 def store(keys, buffers, x, dk, dv, tile, turns, scale):
     """Epilogue of one key tile: dV, then dK, both complete since the last dQ is: products end in order."""
-    store_columns(keys, buffers, x.dv[0], dv, tile, turns, 1.0)
-    store_columns(keys, buffers, x.dk[0], dk, tile, turns, scale)
+    store_columns(keys, buffers, x.dv[0], dv, tile, turns, 1.0, False)
+    store_columns(keys, buffers, x.dk[0], dk, tile, turns, scale, True)
     if turns > 0:
         x.tell(DKV_FREE)  # reduce -> mma: the next tile may start its sums
 
@@ -193,8 +185,7 @@ def reduce(keys, deal, buffers, x, dq, dk, dv, scale, COUNT, TILE, HEAR, DRAIN, 
                     tlx.barrier_wait(x.full[DQ], turn & 1)  # mma -> reduce
                     DRAIN(keys, buffers, x, dq, tile, head, block)
                     turn += 1
-            turns = (high - low) * keys.GROUP
-            STORE(keys, buffers, x, dk, dv, tile, turns, scale)
+            STORE(keys, buffers, x, dk, dv, tile, (high - low) * keys.GROUP, scale)
         k_item += 1
         t = HEAR(deal, k_item)
     tlx.async_descriptor_store_wait(0)

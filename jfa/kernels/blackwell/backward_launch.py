@@ -68,7 +68,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
             *inputs, rows.log2_lse, rows.delta, schedule.kv_tiles, schedule.kv_counts, kv_offsets,
             problem.batch, problem.total_q, padded, rows.count, first_row, heads,
             problem.scale * LOG2E, problem.scale,
-            LEAVE=stationary.leave_by_store if first_row == 0 else stationary.leave_by_add,
+            LEAVE="" if first_row == 0 else "add",
             HEAD_DIM=dim, **step.constexprs(problem), **options(1),
         )  # fmt: skip
     return finish_queries(problem, sums, q), dk, dv

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.parts import Ring
+from jfa.kernels.parts import Ring, ring
 from jfa.kernels.ragged import ragged_row
 
 ROWS = tl.constexpr(128)  # keys and query rows of a tile: the lanes of tensor memory
@@ -19,6 +19,22 @@ HALF = tl.constexpr(64)  # query rows of a compute group: half of the columns of
 S, DP, DQ, DKV = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 P_READY, DS_READY, DQ_FREE, DKV_FREE = tl.constexpr(0), tl.constexpr(2), tl.constexpr(4), tl.constexpr(5)
 PART = tl.constexpr(32)  # query rows that a compute group has in hand
+
+
+@triton.aggregate
+class Views:
+    """Operands in global memory: TMA descriptors, and row statistics (Hq, ``stat_rows``) float32."""
+
+    q: tl.tensor_descriptor
+    k: tl.tensor_descriptor
+    v: tl.tensor_descriptor
+    dout: tl.tensor_descriptor
+    q_sum: tl.tensor_descriptor
+    k_sum: tl.tensor_descriptor
+    dout_sum: tl.tensor_descriptor
+    log2_lse: tl.tensor
+    delta: tl.tensor
+    stat_rows: tl.tensor
 
 
 @triton.aggregate
@@ -47,17 +63,33 @@ class Buffers:
     PAIR: tl.constexpr
 
     @triton.jit
-    def fill(self, ring, i, desc, end, length, row, column):
-        """Bring this CTA's part of an operand; in a pair the first CTA's barrier counts both parts."""
-        if self.PAIR == 1:
-            ring.fill(i, desc, end, length, row, column)
-        else:
-            slot = ring.claim(i)  # mma -> load, in both CTAs: the slot's last content was read
-            full = ring.fulls[slot]
-            tlx.barrier_expect_bytes(full, 2 * ring.bytes, pred=self.rank == 0)
-            span, last, first = ragged_row(end, length, row)
-            at = [span, last, first, column]
-            tlx.async_descriptor_load(desc, ring.tiles[slot], at, full, two_ctas=True)
+    def fill(self, ring, i, desc, end, length, row, column, CLAIM: tl.constexpr = True):
+        """Bring this CTA's part of an operand; in a pair the first CTA's barrier counts both parts.
+
+        Without CLAIM the caller knows that the slot's last content was read: the wait for another ring's slot
+        covers it, or nothing was there.
+        """
+        slot, parity = ring.slot(i)
+        if CLAIM:
+            tlx.barrier_wait(ring.empties[slot], parity ^ 1)  # mma or store -> load, in both CTAs
+        full = ring.fulls[slot]
+        tlx.barrier_expect_bytes(full, self.PAIR * ring.bytes, pred=self.rank == 0)
+        at = ragged_row(end, length, row) + (column,)
+        tlx.async_descriptor_load(desc, ring.tiles[slot], at, full, two_ctas=self.PAIR > 1)
+
+    @triton.jit
+    def fill_sum(self, ring, i, desc, end, length, row, column, CLAIM: tl.constexpr = True):
+        """As `fill`, for a sum's right operand, this CTA's half of the columns; alone another ring has it."""
+        if self.PAIR > 1:
+            self.fill(ring, i, desc, end, length, row, column + self.rank * (self.HEAD_DIM // 2), CLAIM)
+
+    @triton.jit
+    def await_sum(self, ring, i):
+        """Slot of item i of such a ring, filled; alone the product before has waited for the same item."""
+        slot, parity = ring.slot(i)
+        if self.PAIR > 1:
+            tlx.barrier_wait(ring.fulls[slot], parity)  # load -> mma
+        return slot
 
 
 @triton.aggregate
@@ -78,7 +110,7 @@ class Products:
     dk: tlx.buffered_tensor
     dv: tlx.buffered_tensor
     full: tlx.mbarrier  # mma -> compute: S, DP; mma -> reduce: DQ; stationary: DKV, one of dV and dK
-    word: tlx.mbarrier  # compute, reduce -> mma: see `tell`
+    word: tlx.mbarrier  # compute, reduce -> mma: see `tell`; the word of turn t has the parity of t
     TWO: tl.constexpr  # whether the products are those of a pair
 
     @triton.jit
@@ -93,62 +125,42 @@ class Products:
         else:
             tlx.barrier_arrive(self.word[word])
 
-    @triton.jit
-    def await_word(self, word: tl.constexpr, turn):
-        """Tensor-core warp: wait for the ``turn``-th such word; the one before the first has been spoken."""
-        tlx.barrier_wait(self.word[word], turn & 1)
-
 
 @triton.jit
-def make_ring(COUNT, COLUMNS, DTYPE, DEPTH: tl.constexpr):
-    """A ring of DEPTH tiles (COUNT, COLUMNS) that TMA fills and one MMA commit gives back."""
-    tiles = tlx.local_alloc((COUNT, COLUMNS), DTYPE, DEPTH)
-    return Ring(tiles, tlx.alloc_barriers(DEPTH), tlx.alloc_barriers(DEPTH), DEPTH, 2 * COUNT * COLUMNS)
+def make_ring(desc, DEPTH: tl.constexpr, WARPS: tl.constexpr = 0):
+    """A ring of DEPTH boxes of a descriptor; one commit gives a slot back, or every thread of WARPS warps."""
+    tiles = tlx.local_alloc((desc.block_shape[2], desc.block_shape[3]), desc.dtype, DEPTH)
+    return ring(tiles, DEPTH, 2 * desc.block_shape[2] * desc.block_shape[3], WARPS)
 
 
 @triton.jit
 def make_statistics(DEPTH: tl.constexpr):
     """A ring of lse or delta of 128 rows, which both compute groups give back."""
-    tiles = tlx.local_alloc((ROWS,), tl.float32, DEPTH)
-    read = tlx.alloc_warp_barrier(DEPTH, num_warps=8)
-    return Ring(tiles, tlx.alloc_barriers(DEPTH), read, DEPTH, 4 * ROWS)
+    return ring(tlx.local_alloc((ROWS,), tl.float32, DEPTH), DEPTH, 4 * ROWS, 8)
 
 
 @triton.jit
-def load_statistic(ring, i, pointer):
-    """lse or delta of 128 rows."""
-    slot = ring.claim(i)  # compute -> load
+def load_statistic(ring, i, pointer, CLAIM: tl.constexpr = True):
+    """lse or delta of 128 rows. CLAIM: as in `Buffers.fill`."""
+    slot, parity = ring.slot(i)
+    if CLAIM:
+        tlx.barrier_wait(ring.empties[slot], parity ^ 1)  # compute -> load
     tlx.barrier_expect_bytes(ring.fulls[slot], ring.bytes)
     tlx.async_load(pointer, ring.tiles[slot], bulk=True, barrier=ring.fulls[slot])
 
 
 @triton.jit
-def make_scores(DTYPE):
-    """A product (keys, rows) of 128 columns, and in its place P^T or dS^T in four quarters."""
-    place = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
-    product = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
-    result = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=place)
-    place.set_buffer_overlap(
-        tlx.reuse_group(
-            product, tlx.reuse_group(result, group_size=4), group_type=tlx.reuse_group_type.shared
-        )
-    )
-    return product, result
+def make_scores(HEAD_DIM, DTYPE, PAIR: tl.constexpr):
+    """A product (keys, rows) of 128 columns, and in its place P^T or dS^T in four quarters, or dQ.
 
-
-@triton.jit
-def make_scores_and_dq(HEAD_DIM, DTYPE, PAIR: tl.constexpr):
-    """As `make_scores`, with dQ in the same place; in a pair half of dQ's rows, 64 lanes of left columns."""
+    In a pair half of dQ's rows, 64 lanes of left columns and 64 of right ones.
+    """
     place = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     product = tlx.local_alloc((ROWS, ROWS), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
     result = tlx.local_alloc((ROWS, HALF), DTYPE, 4, tlx.storage_kind.tmem, reuse=place)
     dq = tlx.local_alloc((ROWS // PAIR, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
     lanes = tlx.local_alloc((ROWS, HEAD_DIM // PAIR), tl.float32, 1, tlx.storage_kind.tmem, reuse=place)
-    place.set_buffer_overlap(
-        tlx.reuse_group(
-            product, tlx.reuse_group(result, group_size=4), dq, lanes, group_type=tlx.reuse_group_type.shared
-        )
-    )
+    place.set_buffer_overlap(tlx.reuse_group(product, tlx.reuse_group(result, group_size=4), dq, lanes))
     return product, result, dq, lanes
 
 
@@ -158,15 +170,12 @@ def make_products(HEAD_DIM, DTYPE, PAIR: tl.constexpr, STATIONARY: tl.constexpr)
 
     When dQ is the one that stays, dk and dv are short-lived and share their place instead.
     """
-    s, p = make_scores(DTYPE)
+    s, p, _, _ = make_scores(HEAD_DIM, DTYPE, PAIR)
+    dp, ds, dq, dq_lanes = make_scores(HEAD_DIM, DTYPE, PAIR)
     dk = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
-    other = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
+    dv = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, 1, tlx.storage_kind.tmem)
     if STATIONARY:
-        dp, ds = make_scores(DTYPE)
-        dq, dq_lanes, dv = other, other, dk
-    else:
-        dp, ds, dq, dq_lanes = make_scores_and_dq(HEAD_DIM, DTYPE, PAIR)
-        dv = other
+        dq, dq_lanes, dv = dv, dv, dk
     if PAIR == 1:
         words = tlx.alloc_warp_barrier(6, num_warps=4)  # every thread of a group arrives: no sync before
     else:

@@ -20,24 +20,14 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from jfa.kernels.blackwell.backward import Statistics, sum_halves
+from jfa.kernels.blackwell.backward import score, sum_halves, weight_gradient
 from jfa.kernels.blackwell.backward_compute import columns
-from jfa.kernels.blackwell.backward_parts import (
-    DKV,
-    DKV_FREE,
-    DP,
-    DQ,
-    DS_READY,
-    P_READY,
-    ROWS,
-    S,
-    load_statistic,
-    make_products,
-    make_ring,
-    make_statistics,
-)
+
+from jfa.kernels.blackwell.backward_parts import (  # isort: skip
+    DKV, DKV_FREE, DS_READY, P_READY, ROWS,
+    Buffers, Views, load_statistic, make_products, make_ring, make_statistics,
+)  # fmt: skip
 from jfa.kernels.keys import FIELDS, Keys
-from jfa.kernels.parts import Ring
 from jfa.kernels.ragged import ragged_row
 
 RESULT = tl.constexpr(64)  # columns that leave tensor memory at a time
@@ -66,40 +56,26 @@ class Share:
         return (i + 1 >= self.end) | (self.tile(i + 1).sequence != tile.sequence)
 
 
-@triton.aggregate
-class Buffers:
-    """Shared memory: rings, and dS^T."""
-
-    q: Ring
-    k: Ring
-    v: Ring
-    dout: Ring
-    log2_lse: Ring
-    delta: Ring
-    ds: tlx.buffered_tensor
-    staging: tlx.buffered_tensor  # aliases the K ring: dQ on its way out, when all tiles are done
-    HEAD_DIM: tl.constexpr
-
-
 @triton.jit
-def load(share, buffers, q, k, v, dout, statistics):
-    """Loader: Q once, K and V of every tile, dO with its statistics whenever the sequence changes."""
-    column = share.head * buffers.HEAD_DIM
-    rows = share.keys.query_len
-    buffers.q.fill(0, q, rows, rows, share.row, column)
-    sequences = 0
-    fresh = True
+def load(share, buffers, views):
+    """Loader: Q once, K and V of every tile, dO with its statistics whenever the sequence changes.
+
+    K's slot is given back when dK has left through it, the last of its tile: V's slot is free then, and so
+    are the statistics of the sequence before the tiles in flight, as their rings have as many slots.
+    """
+    column, rows = share.head * buffers.HEAD_DIM, share.keys.query_len
+    buffers.fill(buffers.q, 0, views.q, rows, rows, share.row, column, False)
+    sequences, fresh = 0, True
     for i in range(share.begin, share.end):
-        tile = share.tile(i)
-        n = i - share.begin
-        buffers.k.fill(n, k, tile.kv_end, tile.kv_len, tile.key, column)
+        tile, n = share.tile(i), i - share.begin
+        buffers.fill(buffers.k, n, views.k, tile.kv_end, tile.kv_len, tile.key, column)
         if fresh:
-            at = share.head.to(tl.int64) * statistics.rows + tile.stat + share.row
-            load_statistic(buffers.log2_lse, sequences, statistics.log2_lse + at)
-            load_statistic(buffers.delta, sequences, statistics.delta + at)
-            buffers.dout.fill(sequences, dout, tile.dout_end, rows, share.row, column)
+            at = share.head.to(tl.int64) * views.stat_rows + tile.stat + share.row
+            load_statistic(buffers.log2_lse, sequences, views.log2_lse + at, False)
+            load_statistic(buffers.delta, sequences, views.delta + at, False)
+            buffers.fill(buffers.dout, sequences, views.dout, tile.dout_end, rows, share.row, column)
             sequences += 1
-        buffers.v.fill(n, v, tile.kv_end, tile.kv_len, tile.key, column)
+        buffers.fill(buffers.v, n, views.v, tile.kv_end, tile.kv_len, tile.key, column, False)
         fresh = share.last_of_sequence(tile, i)
 
 
@@ -107,36 +83,28 @@ def load(share, buffers, q, k, v, dout, statistics):
 def mma(share, buffers, x):
     """Tensor-core warp: the products that need a tile's dS come after the next tile's S."""
     sequences = 0
-    q_slot = buffers.q.await_full(0)  # load -> mma
+    q = buffers.q.await_full(0)  # load -> mma
     for i in range(share.begin, share.end + 1):
         n = i - share.begin
         if i < share.end:
-            k_slot = buffers.k.await_full(n)  # load -> mma
-            queries = tlx.local_trans(buffers.q.tiles[q_slot])
-            tlx.async_dot(buffers.k.tiles[k_slot], queries, x.s[0], use_acc=False, mBarriers=[x.full[S]])
+            score(buffers, x, buffers.k.await_full(n), q)  # load -> mma
         if n > 0:
             before = n - 1
-            slot = before % buffers.k.depth
             for group in tl.static_range(2):
-                x.await_word(DS_READY + group, before)  # compute -> mma
-            scores = tlx.local_trans(buffers.ds[0])
-            tlx.async_dot(scores, buffers.k.tiles[slot], x.dq[0], use_acc=before > 0, force_async=True)
-            x.await_word(DKV_FREE, 0)  # store -> mma: the same tile's dV has left
-            done = [x.full[DKV]]
-            sum_halves(x, x.ds, DS_READY, buffers.q.tiles[q_slot], x.dk[0], before, False, done)
+                tlx.barrier_wait(x.word[DS_READY + group], before & 1)  # compute -> mma
+            ds, keys = tlx.local_trans(buffers.ds[0]), buffers.k.tiles[before % buffers.k.depth]
+            tlx.async_dot(ds, keys, x.dq[0], use_acc=before > 0, force_async=True)
+            tlx.barrier_wait(x.word[DKV_FREE], 0)  # store -> mma: the same tile's dV has left
+            # What follows dK follows dQ too: the store group hears of the last dQ with the last dK.
+            sum_halves(x, x.ds, None, buffers.q.tiles[q], x.dk[0], before, False, x.full[DKV])
         if i < share.end:
-            tile = share.tile(i)
-            slot = buffers.dout.await_full(sequences)  # load -> mma
-            v_slot = buffers.v.await_full(n)  # load -> mma
-            rows = tlx.local_trans(buffers.dout.tiles[slot])
-            tlx.async_dot(buffers.v.tiles[v_slot], rows, x.dp[0], use_acc=False, mBarriers=[x.full[DP]])
-            x.await_word(DKV_FREE, 1)  # store -> mma: the last tile's dK has left
-            done = [x.full[DKV]]
-            sum_halves(x, x.p, P_READY, buffers.dout.tiles[slot], x.dv[0], n, False, done)
-            if share.last_of_sequence(tile, i):
-                tlx.tcgen05_commit(buffers.dout.empties[slot])  # mma -> load
+            dout = buffers.dout.await_full(sequences)  # load -> mma
+            weight_gradient(buffers, x, buffers.v.await_full(n), dout)  # load -> mma
+            tlx.barrier_wait(x.word[DKV_FREE], 1)  # store -> mma: the last tile's dK has left
+            sum_halves(x, x.p, P_READY, buffers.dout.tiles[dout], x.dv[0], n, False, x.full[DKV])
+            if share.last_of_sequence(share.tile(i), i):
+                tlx.tcgen05_commit(buffers.dout.empties[dout])  # mma -> load
                 sequences += 1
-    tlx.tcgen05_commit(x.full[DQ])  # mma -> store
 
 
 @triton.jit
@@ -144,60 +112,44 @@ def compute(group: tl.constexpr, share, buffers, x, scale_log2, WEIGH, SHARE):
     """A compute group: its half of the query rows of every tile."""
     sequences = 0
     for i in range(share.begin, share.end):
-        tile = share.tile(i)
-        last = share.last_of_sequence(tile, i)
-        turn = i - share.begin
-        WEIGH(group, share.keys, tile, buffers, x, 0, turn, sequences, last, scale_log2, True, SHARE)
-        if last:
+        tile, turn = share.tile(i), i - share.begin
+        WEIGH(group, share.keys, tile, buffers, x, 0, turn, sequences, scale_log2, True, SHARE, False)
+        if share.last_of_sequence(tile, i):
             sequences += 1
 
 
 @triton.jit
-def leave_by_store(gradient, staged, at):
-    """The first launch: dK and dV of a tile have one author."""
-    tlx.async_descriptor_store(gradient, staged, at)
+def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexpr, LEAVE: tl.constexpr):
+    """dV or dK of one tile: tensor memory -> ``staged``, the tile's dead V or K -> memory.
 
-
-@triton.jit
-def leave_by_add(gradient, staged, at):
-    """Further launches: on top of what the launch before left."""
-    tlx.async_descriptor_store(gradient, staged, at, store_reduce="add")
-
-
-@triton.jit
-def empty(share, buffers, x, tile, staged, gradient, factor, PARITY: tl.constexpr, LEAVE):
-    """dV or dK of one tile: tensor memory -> ``staged``, the tile's dead V or K -> memory."""
+    LEAVE: "" for the first launch, when dK and dV of a tile have one author; "add" for further ones.
+    """
     tlx.barrier_wait(x.full[DKV], PARITY)  # mma -> store; ``staged`` was read before
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
         part = columns(x.dv[0], c, RESULT) * factor
         tlx.local_store(tlx.local_slice(staged, [0, c * RESULT], [ROWS, RESULT]), part.to(staged.dtype))
     x.tell(DKV_FREE)  # store -> mma
-    tlx.fence("async_shared")  # the TMA unit reads it
-    span, end, row = ragged_row(tile.kv_end, tile.kv_len, tile.key)
-    LEAVE(gradient, staged, [span, end, row, share.head * buffers.HEAD_DIM])
-    tlx.async_descriptor_store_wait(1)
+    at = ragged_row(tile.kv_end, tile.kv_len, tile.key) + (share.head * buffers.HEAD_DIM,)
+    tlx.async_descriptor_store(gradient, staged, at, store_reduce=LEAVE)
 
 
 @triton.jit
 def store(share, buffers, x, dk, dv, sums, first_row, scale, LEAVE):
     """The group that empties tensor memory: dV and dK of every tile, and dQ when all are done."""
     for i in range(share.begin, share.end):
-        n = i - share.begin
-        tile = share.tile(i)
+        tile, n = share.tile(i), i - share.begin
         slot = n % buffers.k.depth
         empty(share, buffers, x, tile, buffers.v.tiles[slot], dv, 1.0, 0, LEAVE)
-        if n > 0:
-            buffers.k.release(n - 1)  # store -> load: dK of the tile before has left
+        if n > 0:  # all but this dV have left: dK of the tile before, and its dV
+            tlx.async_descriptor_store_wait(1)
+            buffers.k.release(n - 1)  # store -> load
         empty(share, buffers, x, tile, buffers.k.tiles[slot], dk, scale, 1, LEAVE)
-        buffers.v.release(n)  # store -> load: dV of this tile has left
     tlx.async_descriptor_store_wait(0)
-    tlx.barrier_wait(x.full[DQ], 0)  # mma -> store
     for c in tl.static_range(buffers.HEAD_DIM // RESULT):
         part = tl.zeros([ROWS, RESULT], tl.float32)
         if share.end > share.begin:
             part = columns(x.dq[0], c, RESULT)
         tlx.local_store(buffers.staging[c], part)
-        tlx.fence("async_shared")  # the TMA unit reads it
         column = share.head * buffers.HEAD_DIM + c * RESULT
         tlx.async_descriptor_store(sums, buffers.staging[c], [first_row + share.row, column])
     tlx.async_descriptor_store_wait(0)
@@ -205,67 +157,32 @@ def store(share, buffers, x, dk, dv, sums, first_row, scale, LEAVE):
 
 @triton.jit(do_not_specialize=["batch", "query_len", "padded_len", "stat_rows", "first_row", "heads"])
 def kernel(
-    q,
-    k,
-    v,
-    dout,
-    dk,
-    dv,
-    sums,
-    log2_lse,
-    delta,
-    records,
-    counts,
-    kv_offsets,
-    batch,
-    query_len,
-    padded_len,
-    stat_rows,
-    first_row,
-    heads,
-    scale_log2,
-    scale,
-    LOAD: tl.constexpr,
-    MMA: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    WEIGH: tl.constexpr,
-    SHARE: tl.constexpr,
-    STORE: tl.constexpr,
-    LEAVE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    KV_STAGES: tl.constexpr,
-    DOUT_STAGES: tl.constexpr,
-    REGISTERS: tl.constexpr,
-    WARP_REGISTERS: tl.constexpr,
-):
+    q, k, v, dout, dk, dv, sums,
+    log2_lse, delta, records, counts, kv_offsets,
+    batch, query_len, padded_len, stat_rows, first_row, heads, scale_log2, scale,
+    LOAD: tl.constexpr, MMA: tl.constexpr, COMPUTE: tl.constexpr, WEIGH: tl.constexpr, SHARE: tl.constexpr,
+    STORE: tl.constexpr, LEAVE: tl.constexpr, HEAD_DIM: tl.constexpr, KV_STAGES: tl.constexpr,
+    DOUT_STAGES: tl.constexpr, REGISTERS: tl.constexpr, WARP_REGISTERS: tl.constexpr,
+):  # fmt: skip
     """Persistent: CTA p takes head p % heads and its share of the tile list."""
     DTYPE: tl.constexpr = q.dtype
-    program = tl.program_id(0)
-    shares = tl.num_programs(0) // heads
-    turn = program // heads
+    program, shares = tl.program_id(0), tl.num_programs(0) // heads
+    turn, none = program // heads, program * 0
     tiles = tl.load(counts)
-    none = program * 0
     facts = (records, counts, kv_offsets, kv_offsets, batch, query_len, padded_len, none, none)
     keys = Keys(*facts, 1, 1, True, False, False, ROWS, ROWS, ROWS, none)
     share = Share(keys, tiles * turn // shares, tiles * (turn + 1) // shares, program % heads, first_row)
-    BYTES: tl.constexpr = 2 * ROWS * HEAD_DIM
-    k_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
-    v_tiles = tlx.local_alloc((ROWS, HEAD_DIM), DTYPE, KV_STAGES)
-    k_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)  # the store group gives K and V back
-    v_empty = tlx.alloc_warp_barrier(KV_STAGES, num_warps=4)
-    buffers = Buffers(
-        make_ring(ROWS, HEAD_DIM, DTYPE, 1),
-        Ring(k_tiles, tlx.alloc_barriers(KV_STAGES), k_empty, KV_STAGES, BYTES),
-        Ring(v_tiles, tlx.alloc_barriers(KV_STAGES), v_empty, KV_STAGES, BYTES),
-        make_ring(ROWS, HEAD_DIM, DTYPE, DOUT_STAGES),
-        make_statistics(2),
-        make_statistics(2),
-        tlx.local_alloc((ROWS, ROWS), DTYPE, 1),
-        tlx.local_alloc((ROWS, RESULT), tl.float32, HEAD_DIM // RESULT, reuse=k_tiles),
-        HEAD_DIM,
-    )
+    q_ring, dout_ring = make_ring(q, 1), make_ring(dout, DOUT_STAGES)
+    # The store group gives K's slot back, and with it V's.
+    k_ring, v_ring = make_ring(k, KV_STAGES, 4), make_ring(v, KV_STAGES)
+    rings = (k_ring, v_ring, q_ring, dout_ring, k_ring, q_ring, dout_ring)
+    statistics = (make_statistics(KV_STAGES), make_statistics(KV_STAGES))
+    ds = tlx.local_alloc((ROWS, ROWS), DTYPE, 1)
+    staging = tlx.local_alloc((ROWS, RESULT), tl.float32, HEAD_DIM // RESULT, reuse=k_ring.tiles)
     x = make_products(HEAD_DIM, DTYPE, 1, True)
-    statistics = Statistics(log2_lse, delta, stat_rows)
+    tiles = (ds, ds, x.full, staging, staging)
+    buffers = Buffers(*rings, *statistics, *tiles, none, HEAD_DIM, RESULT, HEAD_DIM // RESULT, 0, 1)
+    views = Views(q, k, v, dout, q, k, dout, log2_lse, delta, stat_rows)
     with tlx.async_tasks():
         with tlx.async_task("default"):
             STORE(share, buffers, x, dk, dv, sums, turn * padded_len, scale, LEAVE)
@@ -274,4 +191,4 @@ def kernel(
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
             MMA(share, buffers, x)
         with tlx.async_task(num_warps=1, registers=WARP_REGISTERS):
-            LOAD(share, buffers, q, k, v, dout, statistics)
+            LOAD(share, buffers, views)

@@ -289,7 +289,7 @@ def kernel(
     work = Work(*batch, HEADS, GROUP, BROADCAST, LEFT, RIGHT, BLOCK_M, BLOCK_N, PACK)
     if DRAW is not None:  # heard by load, mma, two softmax groups, correction, store, and the warp that asks
         context = tlx.clc_create_context(num_consumers=7, num_stages=2)
-        deal = LaunchControl(tl.program_id(0), tl.num_programs(0), work.items(), context, CLASSES)
+        deal = LaunchControl(tl.program_id(0), tl.num_programs(0), work.items(), context, CLASSES, 1)
     else:
         deal = Turns(tl.program_id(0), tl.num_programs(0), work.items(), CLASSES)
     # Blocks 0, 1, 2, ... of a tile, even ones to group 0, odd ones to group 1; time runs to the right.

@@ -236,12 +236,9 @@ TWO_CTA = dataclasses.replace(
     idea="A pair takes 256 keys of one head: wider products, halves of dS exchanged, half as much dQ to add.",
     notebook="08_two_cta",
     tiling=in_pairs,
-    load_rows=backward_pair.load_rows_in_pair,
     gather=backward_pair.gather_in_pair,
     relay=backward_pair.relay,
     share=backward_pair.share_in_pair,
-    draw=backward_pair.request_launches_in_pair,
-    hear=backward_pair.hear_launch_in_pair,
 )
 BACKWARD_STATIONARY = BlackwellStationary(
     name="stationary",

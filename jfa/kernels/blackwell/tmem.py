@@ -99,6 +99,7 @@ class LaunchControl:
     items: tl.tensor
     context: tlx.CLCPipelineContext
     CLASSES: tl.constexpr  # (head, query block) pairs that items cycle through
+    PAIR: tl.constexpr  # CTAs that share an item: all of a cluster leave together and get the same answer
 
 
 def _let_answers_be_arguments():
@@ -127,19 +128,18 @@ def request_launches(deal, HEAR: tl.constexpr):
     t = HEAR(deal, k)
     while t < deal.items:
         # The slot is free when all readers have read the answer before the last one; two answers are kept.
-        tlx.clc_producer(deal.context, ((k >> 1) & 1) ^ 1, k=k & 1)
+        tlx.clc_producer(deal.context, ((k >> 1) & 1) ^ 1, k=k & 1, multi_ctas=deal.PAIR > 1)
         k += 1
         t = HEAR(deal, k)
 
 
 @triton.jit
 def hear_launch(deal, k):
-    """Reader: the CTA's own number first, then the numbers of the CTAs that it cancelled."""
+    """Reader: the CTA's own number first, then the numbers of the CTAs that it cancelled; or of pairs."""
     t = deal.program
     if k > 0:
-        t = tlx.clc_consumer(deal.context, ((k - 1) >> 1) & 1, k=(k - 1) & 1)
-        if t < 0:
-            t = NO_ITEM
+        t = tlx.clc_consumer(deal.context, ((k - 1) >> 1) & 1, k=(k - 1) & 1, multi_ctas=deal.PAIR > 1)
+        t = tl.where(t < 0, NO_ITEM, t // deal.PAIR)
     return t
 
 
