@@ -1,5 +1,6 @@
 """emulate() as a context: patching, threads, exceptions, determinism, the style of kernels it must run."""
 
+import importlib
 import linecache
 import multiprocessing
 import threading
@@ -382,3 +383,27 @@ def test_works_where_a_gpu_is_present(monkeypatch):
     monkeypatch.setattr(type(driver), "active", property(lambda self: _ForeignDriver()))
     assert sums()
     assert not patched()
+
+
+MODULE = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(out):
+    tl.store(out, 1)
+"""
+
+
+def test_a_file_that_changes_under_a_running_process(tmp_path, monkeypatch):
+    """What was imported runs, with its line numbers, as the compiler would have it."""
+    path = tmp_path / "changing_kernels.py"
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("changing_kernels")
+    path.write_text("# two lines\n# more\n" + MODULE.replace("1)", "2)"))
+    linecache.checkcache()
+    out = torch.zeros(1, dtype=torch.int32)
+    with emulator.emulate():
+        module.kernel[(1,)](out)
+    assert out.item() == 1

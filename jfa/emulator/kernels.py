@@ -44,13 +44,22 @@ def base_function(k):
     return k
 
 
+def source_lines(k):
+    """(lines, first line) of a jit function: those that it was made from, whatever its file holds by now."""
+    while not inspect.isfunction(k):
+        if hasattr(k, "raw_src"):
+            return list(k.raw_src), k.starting_line_number
+        k = k.fn if hasattr(k, "fn") else k.__wrapped__
+    return inspect.getsourcelines(k)
+
+
 def kernel(k):
     """The emulated form of a jit function (compiled at its first call)."""
     function = base_function(k)
     with _LOCK:
         found = _CACHE.get(function)
         if found is None:
-            found = _CACHE[function] = Kernel(function)
+            found = _CACHE[function] = Kernel(function, *source_lines(k))
         return found
 
 
@@ -71,12 +80,13 @@ def _value(v):
 class Kernel:
     """A jit function in emulated form; calling it runs it inline (a device call)."""
 
-    def __init__(self, function):
+    def __init__(self, function, lines, first_line):
         self.function = function
         self.__name__ = function.__name__
         self.params = list(inspect.signature(function).parameters.values())
         self.constexprs = {p.name for p in self.params if "constexpr" in str(p.annotation)}
-        lines, self.first_line = inspect.getsourcelines(function)
+        self.lines = lines
+        self.first_line = first_line
         self.source = textwrap.dedent("".join(lines))
         self.code = None
         self.tree = None

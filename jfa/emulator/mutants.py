@@ -55,7 +55,7 @@ class Mutant:
         """While active, launches run the mutant; `reached()` is called at the wrong statement."""
         scope = {"__reached": reached}
         for function, change, owner in zip(self.functions[:0:-1], self.changes[:0:-1], self.owners[::-1]):
-            clone = Kernel(function.function)
+            clone = Kernel(function.function, function.lines, function.first_line)
             clone.source, clone.first_line = function.source, function.first_line  # the file may have changed
             clone.compile(change.apply if "__mutant" not in scope else _quiet(change))
             clone.scope.update(scope)
