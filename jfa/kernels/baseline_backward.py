@@ -9,6 +9,7 @@ import triton.language as tl
 
 from jfa.kernels.baseline_forward import RUN_TIME_SIZES
 from jfa.kernels.baseline_parts import (
+    add_dot,
     add_tile,
     dot_rows,
     find_queries,
@@ -105,13 +106,13 @@ def dkdv_kernel(
         p = probabilities(k_tile, q_tile, log_sum, scale, unit, PRESCALE, PRECISION)
         p = tl.where(mask, p, 0.0)
         if WITH_DV:
-            dv_sum = tl.dot(p.to(do_tile.dtype), do_tile, dv_sum, input_precision=PRECISION)
+            dv_sum = add_dot(dv_sum, p.to(do_tile.dtype), do_tile, PRECISION)
         if WITH_DK or ADD_DQ:
             dp = dot_rows(v_tile, do_tile, PRECISION)
             dp -= tl.load(delta + stat + query, mask=query < rows, other=0.0)
             ds = (p * dp).to(q_tile.dtype)
         if WITH_DK:
-            dk_sum = tl.dot(ds, q_tile, dk_sum, input_precision=PRECISION)
+            dk_sum = add_dot(dk_sum, ds, q_tile, PRECISION)
         if ADD_DQ:
             dq_tile = tl.dot(tl.trans(ds), k_tile, input_precision=PRECISION)
             add_tile(dq + (row * HEADS_Q + head) * D, HEADS_Q * D, rows, dq_tile, BLOCK_M, D, BLOCK_D)
@@ -190,7 +191,7 @@ def dq_kernel(
             p = probabilities(q_tile, k_tile, log_sum, scale, unit, PRESCALE, PRECISION)
             dp = dot_rows(do_tile, v_tile, PRECISION)
             ds = tl.where(mask, p * (dp - own_delta), 0.0).to(k_tile.dtype)
-            dq_sum = tl.dot(ds, k_tile, dq_sum, input_precision=PRECISION)
+            dq_sum = add_dot(dq_sum, ds, k_tile, PRECISION)
         sequence += 1
         tile_now = first_tile(kv_offsets, sequence, BLOCK_N)
 

@@ -191,6 +191,10 @@ def softmax_step(s, unit, row_max, row_sum, PRECISION: tl.constexpr):
     return p, alpha, new_max, row_sum * alpha + tl.sum(p, 1)
 
 
+# In float32 a product is one long chain of additions, and rounds accordingly. Both kinds below cut the chain.
+# The parts meet in an fma, because the compiler would turn an addition into one chain again.
+
+
 @triton.jit
 def halve(x):
     """The left and the right half of a tile's columns."""
@@ -200,20 +204,26 @@ def halve(x):
 
 @triton.jit
 def dot_rows(a, b, PRECISION: tl.constexpr):
-    """a b^T, the product of every row of a with every row of b.
-
-    In float32 the columns are summed in two halves: one long chain of additions rounds too often. The halves
-    meet in an fma, because the compiler would turn an addition into one chain again.
-    """
+    """a b^T, the product of every row of a with every row of b."""
     if PRECISION == "ieee" and a.shape[1] >= 32:
         a_left, a_right = halve(a)
         b_left, b_right = halve(b)
         left = tl.dot(a_left, tl.trans(b_left), input_precision=PRECISION)
         right = tl.dot(a_right, tl.trans(b_right), input_precision=PRECISION)
-        s = tl.fma(left, 1.0, right)
+        product = tl.fma(left, 1.0, right)
     else:
-        s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-    return s
+        product = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def add_dot(total, a, b, PRECISION: tl.constexpr):
+    """total + a b, a sum over tiles."""
+    if PRECISION == "ieee":
+        total = tl.fma(dot_rows(a, tl.trans(b), PRECISION), 1.0, total)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
