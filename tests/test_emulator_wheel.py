@@ -49,7 +49,8 @@ def test_all_that_the_notes_name_is_here():
     assert {target.known for target in TARGETS.values()} == {
         (),
         ("unwaited store",),
-        ("race", "unwaited store"),
+        ("race", "unwaited mma", "unwaited store"),
+        ("peer not ready",),
     }
 
 

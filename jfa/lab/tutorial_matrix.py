@@ -88,7 +88,9 @@ def _targets():
     multi = "blackwell-multi-cta-layernorm_test"
     yield Target("layernorm", layer_norm(multi, "multi_cta_layernorm", torch.float32))
     ws = "blackwell_multi_cta_layernorm_ws_test"
-    yield Target("layernorm_ws", layer_norm(ws, "multi_cta_layernorm_ws", torch.bfloat16))
+    # Its CTAs store to each other at once, and the compiler lets no cluster meet for that: see visits.py.
+    run = layer_norm(ws, "multi_cta_layernorm_ws", torch.bfloat16)
+    yield Target("layernorm_ws", run, known=("peer not ready",))
 
 
 TARGETS = list(_targets())
