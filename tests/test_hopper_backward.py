@@ -205,9 +205,8 @@ def test_the_launch_modules_refuse_by_themselves(module):
 # ------------------------------------------------------------------------------ compiled as it is launched
 
 
-@functools.cache
-def report(name, rows=128, dim=128, heads=4, heads_kv=4, window=(-1, -1), packed=False):
-    """Compile report for sm_90 of the main kernel as a launch would compile it."""
+def launched(name, rows=128, dim=128, heads=4, heads_kv=4, window=(-1, -1), packed=False, dlse=False):
+    """Everything that a backward pass launches, in order."""
     lengths = torch.tensor([70, 300, 5])
     offsets = jagged.lengths_to_offsets(lengths)
     total = int(lengths.sum())
@@ -230,10 +229,35 @@ def report(name, rows=128, dim=128, heads=4, heads_kv=4, window=(-1, -1), packed
     lse = torch.zeros(problem.lse_shape)
     with launches.capture_launches() as captured:
         launch.backward(
-            problem, out, None, q, k, k, out, lse, offsets, offsets if packed else None, step=name
+            problem,
+            out,
+            lse if dlse else None,
+            q,
+            k,
+            k,
+            out,
+            lse,
+            offsets,
+            offsets if packed else None,
+            step=name,
         )
-    kernels = [one for one in captured if one.name == "kernel"]
-    return kernels[0].report("sm_90")
+    return captured
+
+
+@functools.cache
+def report(name, **facts):
+    """Compile report for sm_90 of the main kernel as a launch would compile it."""
+    return next(one for one in launched(name, **facts) if one.name == "kernel").report("sm_90")
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_runs_before_and_after_compiles(packed, arch):
+    """The emulator knows no types of loop-carried values, so that only the compiler can tell."""
+    around = [one for one in launched("peeled", packed=packed, dlse=True) if one.name != "kernel"]
+    assert [one.name for one in around] == ["prepare_kernel", "finish_kernel"]
+    for one in around:
+        one.report(arch).check()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -154,9 +154,9 @@ def prepare_kernel(
     end = total_kv.to(tl.int64) * kv_columns
     zeros = tl.zeros([1024], dk.dtype.element_ty)
     for offset in range(slack, end, tl.num_programs(0).to(tl.int64) * heads * 1024):
-        at = offset + tl.arange(0, 1024)
-        tl.store(dk + at, zeros, mask=at < end)
-        tl.store(dv + at, zeros, mask=at < end)
+        column = offset + tl.arange(0, 1024)
+        tl.store(dk + column, zeros, mask=column < end)
+        tl.store(dv + column, zeros, mask=column < end)
 
 
 @triton.jit(do_not_specialize=["terms", "stride", "size"])
