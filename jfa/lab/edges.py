@@ -28,16 +28,24 @@ CASES = {
 
 @triton.jit
 def classify(
-    offsets, q_offsets, out, query_len, kv_len, left, right,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    offsets,
+    q_offsets,
+    out,
+    query_len,
+    left,
+    right,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """One program a key tile of one sequence: what the backward walk does with each block of queries."""
     place = tl.program_id(0)
-    keys = Keys(
-        offsets, offsets, offsets, q_offsets, 1, query_len, query_len, left, right, 1, 1, False,
-        LEFT, RIGHT, BLOCK_M, BLOCK_N, BLOCK_N, place * 0,
-    )  # fmt: skip
-    tile = keys.at(place * 0, 0, place * BLOCK_N, place * 0, kv_len, False)
+    nothing = place * 0
+    lists = (offsets, offsets, offsets, q_offsets, 1, query_len, query_len, left, right)
+    keys = Keys(*lists, 1, 1, False, LEFT, RIGHT, BLOCK_M, BLOCK_N, BLOCK_N, nothing)
+    tile = TILE(keys, nothing, place)
     low, high = keys.query_blocks(tile)
     first, end = keys.bulk_blocks(tile, low, high)
     for block in range(low, high):
@@ -50,16 +58,15 @@ def tile_map(query_len: int, kv_len: int, left=None, right=None, block_m: int = 
 
     ``left`` and ``right`` are inclusive window bounds, None for no bound.
     """
-    from jfa import emulator
+    from jfa import emulator, steps
 
     out = torch.zeros(-(-query_len // block_m), -(-kv_len // block_n), dtype=torch.int32)
     offsets, q_offsets = (torch.tensor([0, length], dtype=torch.int32) for length in (kv_len, query_len))
     bounds = (-1 if left is None else left, -1 if right is None else right)
     flags = {"LEFT": left is not None, "RIGHT": right is not None}
+    sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "TILE": steps.BACKWARD["hopper"][0].tile}
     with emulator.emulate():
-        classify[(out.shape[1],)](
-            offsets, q_offsets, out, query_len, kv_len, *bounds, **flags, BLOCK_M=block_m, BLOCK_N=block_n
-        )
+        classify[(out.shape[1],)](offsets, q_offsets, out, query_len, *bounds, **flags, **sizes)
     return out
 
 

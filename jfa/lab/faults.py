@@ -43,21 +43,23 @@ def without(function, statement: str, instead: str = "pass"):
 
 
 def verdict(step: Step, lengths=LENGTHS, heads: int = 4, policies=POLICIES, head_dim: int = 64) -> Verdict:
-    """Run a forward step in the emulator under each policy until something is wrong."""
+    """Run a step in the emulator under each policy until something is wrong."""
     from jfa import emulator
     from jfa.lab import check, ladder
 
+    backward = step.direction == "backward"
+    names = ("dq", "dk", "dv") if backward else ("out", "lse")
     problem = ladder.problem_of(lengths, 128, heads, head_dim)
     tensors = ladder.tensors_of(problem, lengths)
-    wanted = check.expected(*tensors, gradients=False)
+    wanted = check.expected(*tensors, gradients=backward, through_lse=False)
     for policy in policies:
         with emulator.emulate(policy=policy) as machine:
             try:
-                out, lse = ladder.run_step(step, problem, *tensors)
+                results = ladder.run_step(step, problem, *tensors, wanted.inputs.dout if backward else None)
             except emulator.DeadlockError as error:
                 return Verdict("deadlock", str(error), policy)
         if errors := machine.errors():
             return Verdict(errors[0].kind, errors[0].message, policy)
-        if not wanted.check({"out": out, "lse": lse}).passed:
-            return Verdict("wrong numbers", "out or lse is outside the error budget", policy)
+        if not wanted.check(dict(zip(names, results, strict=True))).passed:
+            return Verdict("wrong numbers", f"{', '.join(names)}: outside the error budget", policy)
     return Verdict("ok")

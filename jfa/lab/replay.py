@@ -76,6 +76,7 @@ class Replay:
         self.done: dict[int, float] = {}
         self.free: dict[str, float] = {}
         self.spans: list[dict] = []
+        self.reads: dict[tuple[str, str], int] = {}
         self.tenant: tuple[str, float] | None = None  # of the columns that dP and dQ share
         while waiting := [task for task, events in self.tasks.items() if self.at[task] < len(events)]:
             ready = [(start, task) for task in waiting if (start := self._ready(task)) is not None]
@@ -177,11 +178,14 @@ class Replay:
         self.tenant = (label, now)
 
     def _product(self, lane, what, info):
-        """S, dP, dV, dK or dQ."""
-        name = what.split("[")[0].removesuffix("_tiles")
-        label = PRODUCTS.get(name, name)
-        later = label in ("S", "dP") and info["shape"][1] > info["shape"][0]  # Hopper: Q and dO come twice
-        return {"S": "dK", "dP": "dV"}[label] if later and self.arch == "hopper" else label
+        """S, dP, dV, dK or dQ. A Hopper group's products read Q for S and then dK, dO for dP and then dV."""
+        name = what.split("[")[0].rpartition(".tiles")[0] or what.split("[")[0].removesuffix("_tiles")
+        label = PRODUCTS.get(name.rpartition(".")[2] if self.arch == "hopper" else name, name)
+        if self.arch == "hopper" and label in ("S", "dP"):
+            turn = self.reads[lane, label] = self.reads.get((lane, label), 0) + 1
+            if turn % 2 == 0:
+                label = {"S": "dK", "dP": "dV"}[label]
+        return label
 
 
 def turn_clocks(step, report) -> float:

@@ -143,3 +143,84 @@ def released_rows(counts=HELD, compile_it: bool = True) -> list[dict]:
 def allowed_registers(made) -> int:
     """Registers of a thread of the default group: the first that it falls back to in the compiled code."""
     return next(count for way, count in made.setmaxnreg if way == "dec")
+
+
+# ------------------------------------------------------------------------------- what was measured, if it was
+
+
+def recorded_steps():
+    """Rows of the backward ladder (05_steps) as a DataFrame, None if nothing is recorded."""
+    from jfa.lab import drawings_staging, figures
+
+    if not figures.path_of("05_steps").exists():
+        return None
+    return drawings_staging.measured(figures.read("05_steps"))
+
+
+def measured_text(names) -> str:
+    """Median TFLOPS of backward steps by shape with provenance, or the statement that there are none."""
+    from jfa.lab import style
+
+    rows = recorded_steps()
+    if rows is None:
+        return "not measured yet: there is no figures/05_steps.csv, so this notebook claims no speed"
+    chosen = rows[rows["step"].isin(names)]
+    table = chosen.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
+    shown = table[[name for name in names if name in table]].round(0)
+    return f"measured, backward, TFLOPS\n{shown.to_string()}\n{style.caption(chosen)}"
+
+
+def tile_gain(before, after, queries: int, arch: str = "hopper") -> float:
+    """Predicted speedup of a step over another for tiles that meet ``queries`` rows, all of it counted."""
+    steps = ladder_of(arch)
+    ends = [max(replayed(steps[name], queries, tiles=2).ends.values()) for name in (before, after)]
+    return ends[0] / ends[1]
+
+
+def compared_text(before: str, after: str) -> str:
+    """Measured and predicted ratio of two backward steps by query rows; "" without a recording."""
+    rows = recorded_steps()
+    if rows is None:
+        return ""
+    wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
+    if before not in wide or after not in wide:
+        return f"{before} or {after} is not among the recorded steps"
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  measured  predicted  ({after} over {before})"]
+    for (m, n, density), ratio in (wide[after] / wide[before]).dropna().items():
+        model = tile_gain(before, after, int(m))
+        lines.append(f"{m:>4} {n:>5} {density:>7g}  {ratio:8.2f}  {model:9.2f}")
+    return "\n".join(lines)
+
+
+def live_text(names, quick: bool = False) -> str:
+    """Measure backward steps on the current GPU; a line a shape and step."""
+    import pandas
+
+    from jfa.lab import recorded
+
+    chosen = {name: ladder_of("hopper")[name] for name in names}
+    shapes = ladder.SHAPES[1:2] if quick else ladder.SHAPES[1:5:2]
+    rows = list(ladder.measured("backward", shapes, chosen, rounds=3 if quick else 9))
+    lines = ["measured live, schedule given (kernel) or made in the call"]
+    for row in rows:
+        shape = f"M {row['M']} N {row['N']} density {row['density']:g}"
+        result = row.get("error") or f"{row['ms_p50']:.3f} ms, {row['tflops']:.0f} TFLOPS"
+        lines.append(f"{shape}  {row['scope']:<6} {row['step']:<17} {result}")
+    where = recorded.provenance_lines(pandas.DataFrame(rows))
+    return "\n".join([*lines, *(f"measured on {line}" for line in where)])
+
+
+def added_bytes(events) -> tuple[int, int]:
+    """(bytes of dQ that reduce-adds carried, FLOPs of all products) in a trace of all CTAs."""
+    issued = [event[6] for event in events if event[3] == "issue"]
+    adds = sum(info["bytes"] for info in issued if info["kind"] == "tma_reduce")
+    return adds, sum(info["flop"] for info in issued if info["kind"] in ("wgmma", "mma"))
+
+
+def sliced(width: int, tiles: int):
+    """Blackwell's dq_staged with ``tiles`` staging tiles of ``width`` columns."""
+    step = ladder_of("blackwell")["dq_staged"]
+    rule = step.tiling
+    return dataclasses.replace(
+        step, tiling=lambda problem: rule(problem) | {"SLICE": width, "DQ_STAGES": tiles}
+    )
