@@ -62,6 +62,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml | $(PY)
+	@echo "Installing what pyproject.toml pins; a few minutes, quietly."
 	$(PY) -m pip install --quiet --editable '.[course]'
 	$(PY) -m jfa.lab.pins --install
 	@touch $(STAMP)

@@ -109,7 +109,11 @@ def _find_step(key: str | None, backend: str, direction: str):
     if key is None:
         return None
     if backend not in backends.ARCHITECTURES:
-        raise ValueError(f'step: expected None with backend="{backend}", which has no steps, got {key!r}')
+        name = key.partition("#")[0]  # of an object
+        raise ValueError(
+            f'step: expected None with backend="{backend}", which has no steps, got {name!r}; '
+            'backend="hopper" and "blackwell" have some'
+        )
     from jfa import steps
 
     step = _STEPS.get(key, key)

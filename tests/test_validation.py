@@ -123,6 +123,14 @@ def test_steps_are_kept_no_longer_than_they_are_used():
     assert seen() is None and not any(key.startswith("mine#") for key in attention._STEPS)
 
 
+def test_a_step_without_its_backend():
+    """A step object is named as its author did, not by the key that it crosses the operator under."""
+    tensors, offsets = inputs()
+    step = steps.find("hopper", "forward", "balanced")
+    with pytest.raises(ValueError, match="reference.*, which has no steps, got 'balanced'; .*hopper"):
+        jfa.jagged_flash_attention(*tensors, offsets, step=step)
+
+
 def packed(q, k, v, offsets):
     return (q, k, v, offsets, torch.tensor([0, 2, 5])), {}
 
