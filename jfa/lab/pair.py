@@ -210,3 +210,41 @@ def measured_rows() -> list[dict]:
     path = figures.path_of("05_steps")
     rows = measure.read_rows(path) if path.exists() else []
     return [row for row in rows if row["step"] in TARGETS and row["direction"] == "backward"]
+
+
+def ratios(rows) -> dict[tuple, float]:
+    """(M, N, density) -> TFLOPS of `two_cta` over `peeled`, whole calls where there are, of measured rows."""
+    rows = [row for row in rows if row.get("tflops") not in (None, "")]
+    scope = "call" if any(row["scope"] == "call" for row in rows) else "kernel"
+    rate = {
+        (row["M"], row["N"], row["density"], row["step"]): row["tflops"]
+        for row in rows
+        if row["scope"] == scope
+    }
+    shapes = sorted({key[:3] for key in rate})
+    return {
+        shape: rate[*shape, "two_cta"] / rate[*shape, "peeled"]
+        for shape in shapes
+        if {(*shape, name) for name in TARGETS} <= set(rate)
+    }
+
+
+def live_rows(quick: bool = False) -> list[dict]:
+    """Measure both Hopper steps on the current GPU; rows as in figures/05_steps.csv."""
+    from jfa.lab import ladder
+
+    chosen = {name: step for name, step in ladder.variants("backward").items() if name in TARGETS}
+    shapes = ladder.SHAPES[1:2] if quick else ladder.SHAPES[:3]
+    return list(ladder.measured("backward", shapes, chosen, rounds=3 if quick else 9))
+
+
+def text(rows) -> str:
+    """A line a shape: both rates and their ratio, and where they were measured; "" without rows."""
+    from jfa.lab import style
+
+    if not rows:
+        return ""
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  pair over alone"]
+    for (m, n, density), ratio in ratios(rows).items():
+        lines.append(f"{m:>4} {n:>5} {density:>7g}  {ratio:.2f}")
+    return "\n".join([*lines, style.caption(rows)])

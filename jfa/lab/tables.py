@@ -1,0 +1,123 @@
+"""The tables of notebook 09 as text: jagged and dense shapes beside other kernels, and the extremes."""
+
+from jfa.lab import results, style
+from jfa.lab.results import Measured
+
+DENSITIES = results.MEAN_DENSITIES
+PEERS = ("fa4", "cudnn", "flex", "torch_varlen", "jfa_baseline")
+# Ratios to FlashAttention-4 on a B200, as the report on Jagged Flash Attention in TLX gives them.
+REPORTED = {
+    ("jagged", "forward"): 1.13,
+    ("jagged", "backward"): 1.50,
+    ("dense", "forward"): 1.87,
+    ("dense", "backward"): 2.17,
+}
+
+
+def best_rows() -> tuple[list[dict], str]:
+    """The rows of the benchmark and the name of their file: 09_results, else the first measurements."""
+    for name in (results.RESULTS, "02_baseline"):
+        if rows := results.load(name):
+            return rows, name
+    return [], ""
+
+
+def _tflops(found: Measured, case, direction: str, name: str) -> str:
+    row = found.rows.get((case, direction, name, "call"))
+    return f"{row['tflops']:.0f}" if row else "-"
+
+
+def jagged_table(rows: list[dict], direction: str) -> str:
+    """A line a (M, N): our TFLOPS, FA4's, and how many times as fast, for each density; whole calls."""
+    found = Measured.of(rows)
+    cases = {(case.M, case.N, case.density): case for case in found.cases(results.plain)}
+    titles = [f"density {density:g}" for density in DENSITIES]
+    lines = [f"{'M':>4} {'N':>5}  " + "  ".join(f"{title:^18}" for title in titles)]
+    lines.append(f"{'':>4} {'':>5}  " + "  ".join(f"{'ours':>5} {'FA4':>5} {'times':>6}" for _ in titles))
+    for m, n in dict.fromkeys(key[:2] for key in sorted(cases)):
+        cells = []
+        for density in DENSITIES:
+            case = cases.get((m, n, density))
+            ratio = found.ratios([case], direction).get(case) if case else None
+            speeds = (
+                [_tflops(found, case, direction, name) for name in ("jfa", "fa4")] if case else ["-", "-"]
+            )
+            cells.append(f"{speeds[0]:>5} {speeds[1]:>5} {'-' if ratio is None else f'{ratio:.2f}':>6}")
+        lines.append(f"{m:>4} {n:>5}  " + "  ".join(cells))
+    return "\n".join(lines)
+
+
+def other_table(rows: list[dict], direction: str, suites=("dense", "packed", "histories")) -> str:
+    """A line a shape of other suites: TFLOPS of ours and of every peer, whole calls; "-" where none ran."""
+    found = Measured.of(rows)
+    cases = found.cases(lambda case: case.suite in suites)
+    peers = [name for name in PEERS if any(key[2] == name for key in found.rows)]
+    label = {"jfa_baseline": "baseline"}
+    titles = [label.get(name) or style.label_of(name) for name in peers]
+    width = [max(len(title), 5) for title in titles]
+    heads = "  ".join(f"{title:>{size}}" for title, size in zip(titles, width))
+    lines = [f"{'shape':<36} {'ours':>5}  {heads}"]
+    for case in cases:
+        speeds = [_tflops(found, case, direction, name) for name in peers]
+        cells = "  ".join(f"{speed:>{size}}" for speed, size in zip(speeds, width))
+        lines.append(f"{results.described(case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
+    return "\n".join(lines) if cases else "no such shape was measured"
+
+
+def failures(rows: list[dict]) -> list[str]:
+    """Which peers could not run which suites, and why, one sentence each."""
+    found = {}
+    for row in rows:
+        if row.get("error"):
+            key = row.get("impl", ""), row["suite"], str(row["error"])[:100]
+            found[key] = found.get(key, 0) + 1
+    return [f"{impl} on {suite}, {count} rows: {error}" for (impl, suite, error), count in found.items()]
+
+
+def slower(rows: list[dict], chosen=lambda case: True) -> list[str]:
+    """Shapes on which FlashAttention-4 takes less time than ours, whole calls, in words."""
+    found = Measured.of(rows)
+    return [
+        f"{results.described(case)}, {direction} ({ratio:.2f})"
+        for direction in results.DIRECTIONS
+        for case, ratio in found.ratios(found.cases(chosen), direction).items()
+        if ratio < 1
+    ]
+
+
+def distances(rows: list[dict], direction: str) -> list[dict]:
+    """Every jagged shape with share of the roofline, limit and ratio over FA4, the nearest first."""
+    found = Measured.of(rows)
+    lines = []
+    for case in found.cases(results.plain):
+        row = found.rows.get((case, direction, "jfa", "call"))
+        if row is None:
+            continue
+        bound = _bound(case, direction)
+        ratio = found.ratios([case], direction).get(case)
+        share = row["tflops"] / row["roof_tflops"]
+        lines.append({"case": case, "share": share, "bound": bound, "ratio": ratio, "ms": row["ms_p50"]})
+    return sorted(lines, key=lambda line: -line["share"])
+
+
+def _bound(case, direction: str) -> str:
+    from jfa.lab import flops
+
+    return flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction).bound
+
+
+def distance_table(rows: list[dict], direction: str, count: int = 4) -> str:
+    """The shapes nearest to the roofline and those farthest from it, with what bounds them."""
+    lines = distances(rows, direction)
+    shown = [*lines[:count], None, *lines[-count:]] if len(lines) > 2 * count else lines
+    text = [f"{direction:<34} {'bound':<8} {'of roofline':>11} {'over FA4':>9} {'us':>8}"]
+    for line in shown:
+        if line is None:
+            text.append("...")
+            continue
+        ratio = "-" if line["ratio"] is None else f"{line['ratio']:.2f}"
+        name = results.described(line["case"])
+        text.append(
+            f"{name:<34} {line['bound']:<8} {line['share']:>11.2f} {ratio:>9} {1e3 * line['ms']:>8.0f}"
+        )
+    return "\n".join(text)
