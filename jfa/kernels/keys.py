@@ -50,7 +50,7 @@ class Keys:
     mine: tl.tensor  # first of this CTA's keys in the tile
 
     @triton.jit
-    def at(self, sequence, head, key, kv_row, kv_len, LISTED: tl.constexpr):
+    def at(self, sequence, head, key, kv_row, kv_len):
         """The tile from ``key`` on of a sequence whose keys start at packed row ``kv_row``.
 
         A list also holds the keys behind the last offset, as one more sequence; they meet no query.
@@ -66,8 +66,7 @@ class Keys:
             dout_end = q_end
             q_len = q_end - start
             stat = (start // self.BLOCK_M + sequence) * self.BLOCK_M
-        if LISTED:
-            q_len = tl.where(sequence < self.batch, q_len, 0)
+        q_len = tl.where(sequence < self.batch, q_len, 0)
         return KeyTile(sequence, head, key, kv_row + kv_len, kv_len, q_end, dout_end, q_len, stat)
 
     @triton.jit
@@ -134,7 +133,7 @@ def sequence_tile(keys, t, i):
     sequence = t // keys.HEADS
     start = tl.load(keys.kv_offsets + sequence).to(tl.int32)
     length = tl.load(keys.kv_offsets + sequence + 1).to(tl.int32) - start
-    return keys.at(sequence, t % keys.HEADS, i * keys.BLOCK_N, start, length, False)
+    return keys.at(sequence, t % keys.HEADS, i * keys.BLOCK_N, start, length)
 
 
 @triton.jit
@@ -166,4 +165,4 @@ def listed_tile(keys, t, i):
     inside = t - (place - tl.load(record + 1)) * keys.HEADS
     head = inside // blocks % keys.HEADS
     block = inside % blocks
-    return keys.at(tl.load(record), head, block * keys.BLOCK_N, tl.load(record + 2), kv_len, True)
+    return keys.at(tl.load(record), head, block * keys.BLOCK_N, tl.load(record + 2), kv_len)

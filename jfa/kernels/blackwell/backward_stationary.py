@@ -48,7 +48,7 @@ class Share:
         """The i-th tile of the list; past the share's end its last one, so that a look-ahead may read it."""
         record = self.keys.records + FIELDS * tl.maximum(tl.minimum(i, self.end - 1), 0)
         key = tl.load(record + 1) * ROWS
-        return self.keys.at(tl.load(record), self.head, key, tl.load(record + 2), tl.load(record + 3), True)
+        return self.keys.at(tl.load(record), self.head, key, tl.load(record + 2), tl.load(record + 3))
 
     @triton.jit
     def last_of_sequence(self, tile, i):

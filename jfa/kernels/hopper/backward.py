@@ -46,9 +46,7 @@ def load(
     LOAD_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Loader: K and V of every tile of every item, then Q and dO of each block of rows that sees them."""
-    turn = 0  # blocks of query rows so far
-    tiles = 0
-    k_item = 0
+    k_item, turn, tiles = 0, 0, 0  # turns: blocks of query rows so far
     t = DRAW(deal, 0, 0)
     PUBLISH(deal, 0, t)
     while t < deal.items:
@@ -143,8 +141,7 @@ def reduce(
     COUNT: tl.constexpr, TILE: tl.constexpr, HEAR: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """Writer: adds every turn's dQ to global memory, in float32, by TMA."""
-    turn = 0
-    k_item = 0
+    k_item, turn = 0, 0
     t = HEAR(deal, 0)
     while t < deal.items:
         k_item += 1
@@ -194,8 +191,7 @@ def kernel(
     deal = Deal(program, programs, ITEMS(keys), counter, tickets, tlx.alloc_barriers(2), heard, 1)
     k_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
     v_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
-    dk_tiles = k_tiles
-    dv_tiles = v_tiles
+    dk_tiles, dv_tiles = k_tiles, v_tiles
     if HEAD_DIM == 64:  # half a K tile is half a swizzle atom wide, which a TMA store cannot read
         dk_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
         dv_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)

@@ -181,9 +181,7 @@ def compute(
     WALK: tl.constexpr, MULTIPLY: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     """A compute group: dK and dV of its 64 keys of every tile, and its columns of every dQ."""
-    turn = 0
-    tiles = 0
-    k_item = 0
+    k_item, turn, tiles = 0, 0, 0
     t = HEAR(deal, 0)
     while t < deal.items:
         k_item += 1
