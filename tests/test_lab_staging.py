@@ -115,7 +115,7 @@ def test_the_reduction_is_drawn_and_its_title_says_what_it_found():
     assert share == pytest.approx(1620 / 3220)
     assert f"{100 * share:.0f} %" in text
     shown = {t.get_text() for t in figure.axes[0].texts}
-    assert {"two tiles", "atomics of threads", "M=128"} <= shown
+    assert {"TMA adds, 1, 2 or 4 tiles in flight", "atomics of the threads", "M=128"} <= shown
 
 
 def test_the_steps_are_drawn_from_measured_rows_of_one_scope():

@@ -8,15 +8,16 @@ from jfa.lab import pictures, replay, staging, style
 
 PREDICTED = "predicted: the emulator's trace of one CTA charged with rates, not measured"
 NAMES = {"hopper": "H200, a turn of 64 rows", "blackwell": "B200, a turn of 128 rows"}
+BASIS = {"hopper": "measured", "blackwell": "assumed"}  # where the rate of adds comes from
 STEPS = ("dynamic", "dq_staged", "dq_released", "peeled")
-# What is measured of the reduction: label, colour, dashes.
+# What is measured of the reduction: label ("" where another line's stands for it), colour, dashes.
 ADDS = {
-    ("reduce-add", 64, 64, 1): ("one tile in flight", style.STEPS["dynamic"], "-"),
-    ("reduce-add", 64, 64, 2): ("two tiles", style.STEPS["dq_staged"], "-"),
-    ("reduce-add", 64, 64, 4): ("four tiles", style.STEPS["dq_released"], "-"),
-    ("reduce-add", 128, 16, 2): ("two narrow slices", style.STEPS["peeled"], "-"),
-    ("atomics", 64, 64, 0): ("atomics of threads", style.STEPS["baseline"], "--"),
     ("store", 64, 64, 2): ("plain stores", style.INK, ":"),
+    ("reduce-add", 128, 16, 2): ("TMA adds, narrow slices", style.STEPS["peeled"], "-"),
+    ("reduce-add", 64, 64, 1): ("", style.STEPS["dq_released"], "-"),
+    ("reduce-add", 64, 64, 4): ("", style.STEPS["dq_released"], "-"),
+    ("reduce-add", 64, 64, 2): ("TMA adds, 1, 2 or 4 tiles in flight", style.STEPS["dq_released"], "-"),
+    ("atomics", 64, 64, 0): ("atomics of the threads", style.STEPS["warp_specialized"], "--"),
 }
 QUERIES = (128, 256, 512)  # rows of a shared query block, whose dQ the marks stand for
 
@@ -33,15 +34,16 @@ def reduction(rows):
         line = line.sort_values("destinations")
         if len(line):
             axes.plot(line["destinations"], line["gb_s"] / 1e3, dashes, color=color, marker="o", markersize=3)
-            ends.append(line["gb_s"].iloc[-1] / 1e3)
-            lines.append((label, color))
+            if label:
+                ends.append(line["gb_s"].iloc[-1] / 1e3)
+                lines.append((label, color))
     axes.set_xscale("log", base=2)
     last = rows["destinations"].max()
     ticks = [2**n for n in range(0, 20, 2) if 2**n <= last]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     top = 1.12 * rows["gb_s"].max() / 1e3
-    axes.set(ylim=(0, top), xlim=(0.8, last * 9), ylabel="TB/s added, whole GPU")
+    axes.set(ylim=(0, top), xlim=(0.8, last * 60), ylabel="TB/s added, whole GPU")
     axes.set_xlabel("distinct destination tiles that all SMs add to")
     for (label, color), y in zip(lines, style.spread_apart(ends, 0.065 * top, 0), strict=True):
         axes.text(last * 1.25, y, label, color=color, fontsize=9, va="center")
@@ -101,7 +103,7 @@ def rate(rows):
         axes.axhline(tensor, color=style.FAINT, linewidth=1, linestyle=":", label="tensor cores alone")
         assumed = replay.PACES[arch].add
         axes.axvline(assumed, color=style.KINDS["mma"], linewidth=0.8)
-        axes.text(assumed + 0.5, 0.93 * top, "assumed", fontsize=8, color=style.KINDS["mma"])
+        axes.text(assumed + 0.5, 0.93 * top, BASIS[arch], fontsize=8, color=style.KINDS["mma"])
         axes.set(xlim=(5, 41), ylim=(0, top), xlabel="bytes a clock added by each SM")
         axes.set_title(NAMES[arch], loc="left", fontsize=10)
     panels[0].set_ylabel("predicted clocks a turn")
@@ -118,7 +120,8 @@ def rate(rows):
         columnspacing=1.4,
     )
     title = f"Predicted: a second staging tile saves {100 * saving(rows):.0f} % of a turn on a B200, "
-    title += f"{100 * saving(rows, 'hopper'):.0f} % on an H200"
+    other = saving(rows, "hopper")
+    title += f"{100 * other:.0f} % on an H200" if other > 0.01 else "nothing on an H200"
     return style.finish(figure, title, f"{PREDICTED} · no memory traffic but its own", top=0.28)
 
 

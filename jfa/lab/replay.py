@@ -43,10 +43,10 @@ class Pace:
     tensor_memory: float = 256.0
 
 
-# Loads mostly hit L2. Reduce-adds: about 3 TB/s of an H200's SMs together, 4 TB/s of a B200's (the payload of
-# atomics that a B300 was seen to reach; nobody has published a B200's).
+# Loads mostly hit L2. Reduce-adds: an H200's as measured for the dQ of 128 shared rows (05_reduction). A
+# B200's: about 4 TB/s, the payload of atomics that a B300 was seen to reach; nobody has published its own.
 PACES = {
-    "hopper": Pace(0.0, rates.RATES["sm_90"].tensor_flops, load=pipeline.LOAD_BYTES, add=13.0),
+    "hopper": Pace(0.0, rates.RATES["sm_90"].tensor_flops, load=pipeline.LOAD_BYTES, add=13.7),
     "blackwell": Pace(0.0, rates.RATES["sm_100"].tensor_flops, load=64.0, add=15.0),
 }
 

@@ -9,7 +9,7 @@ import functools
 from jfa.lab import ladder, live, replay
 
 QUERIES = (384, 640)  # rows a tile meets in the two runs whose difference is the time of a turn
-RATES = (6.0, 8.0, 10.0, 13.0, 16.0, 20.0, 26.0, 40.0)  # bytes a clock that an SM's reduce-adds get
+RATES = (6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 26.0, 40.0)  # bytes a clock that an SM's reduce-adds get
 HELD = (0, 1, 2, 3, 4)  # slices of dQ that may wait in registers: all four are the whole accumulator
 FAST = 30.0  # bytes a clock: a GPU whose reduce-adds were twice as fast as a B200's are thought to be
 KERNELS = {"one": "dynamic", "two": "dq_staged"}
