@@ -6,6 +6,8 @@ import math
 import multiprocessing
 import time
 
+import torch
+
 from jfa.lab import bench, child, measure, ours
 from jfa.lab.cases import Case, make_inputs
 from jfa.lab.peers import PEERS, REMOTE
@@ -13,6 +15,7 @@ from jfa.lab.peers import PEERS, REMOTE
 OURS = ("jfa", "jfa_baseline")
 # FlashAttention-4 keeps what it compiled where FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 asks it to.
 THEIRS = ("fa4",)
+LONG = 10  # beyond a mean length of 2 ** LONG keys no choice is expected to change
 
 
 def kind_of(case: Case, name: str = "jfa"):
@@ -22,7 +25,7 @@ def kind_of(case: Case, name: str = "jfa"):
         return (case.suite == "dense", case.packed, case.M <= 128, case.Hq // case.Hkv, case.D, *masks)
     if case.suite != "jagged":
         return case
-    mean = math.ceil(math.log2(max(float(case.lengths().double().mean()), 1)))
+    mean = min(math.ceil(math.log2(max(float(case.lengths().double().mean()), 1))), LONG)
     return (case.M, case.B, case.Hq, case.Hkv, case.D, case.causal, case.window, case.dtype, mean)
 
 
@@ -66,6 +69,10 @@ def once(case: Case, name: str, directions, scopes, device: str = "cuda") -> str
         return ""
     except Exception as error:
         return measure.told(error)
+    finally:
+        if device != "cpu":
+            run = inputs = None
+            torch.cuda.empty_cache()  # the other processes need the memory
 
 
 def fill(options) -> int:
