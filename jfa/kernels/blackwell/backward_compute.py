@@ -102,22 +102,20 @@ def columns(tile, c, WIDTH: tl.constexpr):
 def stage(tiles, c, part, STAGES: tl.constexpr):
     """``part`` into a staging tile, once the TMA unit has read what it held.
 
-    The compiler puts a fence before a TMA store of what the same task has written, here and in `empty`.
+    No fence: the compiler puts one before every TMA store of what the same task has written.
     """
     tlx.async_descriptor_store_wait(STAGES - 1)
     tlx.local_store(tiles[c % STAGES], part.to(tiles.dtype))
 
 
 @triton.jit
-def add_slice(keys, buffers, dq, tile, head, block, c, part):
-    """The c-th SLICE columns of dQ, through a staging tile: added to the block's rows in memory."""
+def add_slice(buffers, dq, part, c, span, end, row, column):
+    """The c-th SLICE columns, ``part``, through a staging tile: dq[row:, column + c * SLICE:] += part."""
     stage(buffers.staging, c, part, buffers.STAGES)
     staged = buffers.staging[c % buffers.STAGES]
     COUNT: tl.constexpr = ROWS // buffers.PAIR
-    row = block * keys.BLOCK_M + buffers.rank * HALF
     for side in tl.static_range(buffers.PAIR):  # in a pair lanes 64 to 127 hold the right half of the columns
-        column = head * buffers.HEAD_DIM + side * (buffers.HEAD_DIM // 2) + c * buffers.SLICE
-        at = ragged_row(tile.q_end, tile.q_len, row) + (column,)
+        at = [span, end, row, column + side * (buffers.HEAD_DIM // 2) + c * buffers.SLICE]
         lanes = tlx.local_slice(staged, [side * COUNT, 0], [COUNT, buffers.SLICE])
         tlx.async_descriptor_store(dq, lanes, at, store_reduce="add")
 
@@ -125,8 +123,11 @@ def add_slice(keys, buffers, dq, tile, head, block, c, part):
 @triton.jit
 def drain(keys, buffers, x, dq, tile, head, block):
     """dQ of one turn, slice after slice; tensor memory is free when the last slice is staged."""
+    row = block * keys.BLOCK_M + buffers.rank * HALF
+    span, end, row = ragged_row(tile.q_end, tile.q_len, row)
     for c in tl.static_range(buffers.HEAD_DIM // buffers.PAIR // buffers.SLICE):
-        add_slice(keys, buffers, dq, tile, head, block, c, columns(x.dq_lanes[0], c, buffers.SLICE))
+        part = columns(x.dq_lanes[0], c, buffers.SLICE)
+        add_slice(buffers, dq, part, c, span, end, row, head * buffers.HEAD_DIM)
     x.tell(DQ_FREE)  # reduce -> mma
 
 
@@ -134,14 +135,17 @@ def drain(keys, buffers, x, dq, tile, head, block):
 def drain_early(keys, buffers, x, dq, tile, head, block):
     """As `drain`, but the last HELD slices go to registers first: tensor memory is free before they leave."""
     FIRST: tl.constexpr = buffers.HEAD_DIM // buffers.PAIR // buffers.SLICE - buffers.HELD
+    row = block * keys.BLOCK_M + buffers.rank * HALF
+    span, end, row = ragged_row(tile.q_end, tile.q_len, row)
     for c in tl.static_range(FIRST):
-        add_slice(keys, buffers, dq, tile, head, block, c, columns(x.dq_lanes[0], c, buffers.SLICE))
+        part = columns(x.dq_lanes[0], c, buffers.SLICE)
+        add_slice(buffers, dq, part, c, span, end, row, head * buffers.HEAD_DIM)
     held = ()
     for c in tl.static_range(buffers.HELD):
         held = held + (columns(x.dq_lanes[0], FIRST + c, buffers.SLICE),)
     x.tell(DQ_FREE)  # reduce -> mma
     for c in tl.static_range(buffers.HELD):
-        add_slice(keys, buffers, dq, tile, head, block, FIRST + c, held[c])
+        add_slice(buffers, dq, held[c], FIRST + c, span, end, row, head * buffers.HEAD_DIM)
 
 
 @triton.jit

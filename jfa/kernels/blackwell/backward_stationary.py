@@ -180,7 +180,7 @@ def kernel(
     ds = tlx.local_alloc((ROWS, ROWS), DTYPE, 1)
     staging = tlx.local_alloc((ROWS, RESULT), tl.float32, HEAD_DIM // RESULT, reuse=k_ring.tiles)
     x = make_products(HEAD_DIM, DTYPE, 1, True)
-    tiles = (ds, ds, x.full, staging, staging)
+    tiles = (ds, ds, x.full, staging, staging)  # nothing is sent or lands
     buffers = Buffers(*rings, *statistics, *tiles, none, HEAD_DIM, RESULT, HEAD_DIM // RESULT, 0, 1)
     views = Views(q, k, v, dout, q, k, dout, log2_lse, delta, stat_rows)
     with tlx.async_tasks():
