@@ -1,5 +1,6 @@
 """The Hopper backward ladder: compiled as launched, in the emulator, and on a Hopper GPU."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 
 import jfa
 from jfa import emulator, jagged, steps
+from jfa.kernels import launch as shared
 from jfa.kernels.blackwell import launch as blackwell_launch
 from jfa.kernels.hopper import backward_launch, launch
 from jfa.kernels.problem import Problem
 from jfa.lab import launches, source
-from jfa.lab.check import check_attention
+from jfa.lab.answers import compute
+from jfa.lab.check import check_attention, expected, results_of
 
 LADDER = steps.BACKWARD["hopper"]
 NAMES = [step.name for step in LADDER]
@@ -44,6 +47,24 @@ def check(step, *inputs, **rule):
     check_attention(jfa.jagged_flash_attention, *inputs, options=options, **rule).check()
 
 
+def check_in_blocks(step, q, k, v, kv_offsets, q_offsets=None, rows=128):
+    """As `check`, for a kernel whose blocks of query rows add dK and dV in the input's dtype.
+
+    PyTorch's own computation in that dtype, by which the error is judged, then does so as well.
+    """
+    wanted = expected(q, k, v, kv_offsets)
+    sums = {}
+    for start in range(0, q.shape[0], rows):
+        part = slice(start, start + rows)
+        inputs = dataclasses.replace(
+            wanted.inputs, q=q[part], dout=wanted.inputs.dout[:, part], dlse=wanted.inputs.dlse[..., part]
+        )
+        found = compute(inputs, q.dtype)
+        sums = {name: found[name] + sums.get(name, 0) for name in ("dk", "dv")}
+    wanted = dataclasses.replace(wanted, low=wanted.low | sums)
+    wanted.check(results_of(jfa.jagged_flash_attention, wanted.inputs, backend="hopper", step=step)).check()
+
+
 # ----------------------------------------------------------------------------------------- in the emulator
 
 
@@ -56,12 +77,33 @@ def test_core_shape_is_right_and_clean(name, policy):
     assert any(report.ops for report in emulation.reports)
 
 
-@pytest.mark.parametrize("rows", [1, 200, 300])
+@pytest.mark.parametrize("rows", [1, 64, 129, 192, 200, 300])
 def test_dq_on_chip_for_any_number_of_rows(rows):
     """One CTA, a pair that hands dK and dV over, and a second launch that adds to the first."""
     with emulator.emulate(policy="random", seed=rows) as emulation:
-        check("stationary", *tensors([0, 1, 64, 130, 5], rows))
+        check_in_blocks("stationary", *tensors([0, 1, 64, 130, 5], rows))
     assert [str(finding) for report in emulation.reports for finding in report.errors()] == []
+
+
+CHAINS = [
+    (300, 2, "lazy", dict(dim=64, heads=1)),
+    (300, 2, "eager", dict(dim=64, heads=2)),
+    (512, 1, "random", dict(dim=128, heads=1, dtype=torch.float16)),
+    (640, 1, "random", dict(dim=64, heads=1, dtype=torch.float16)),
+    (1024, 1, "random", dict(dim=64, heads=1)),
+]
+
+
+@pytest.mark.parametrize("rows, shares, policy, facts", CHAINS, ids=str)
+def test_dq_on_chip_in_a_chain_of_pairs(rows, shares, policy, facts, monkeypatch):
+    """All query rows in one launch: a pair hands dK and dV to the next by a counter; a list in shares."""
+    ctas = -(-rows // 256) * 2 * shares * facts["heads"]
+    monkeypatch.setattr(shared, "EMULATED_SMS", ctas)
+    with emulator.emulate(policy=policy, seed=rows) as emulation:
+        check_in_blocks("stationary", *tensors([0, 70, 1, 5], rows, **facts))
+    assert [str(finding) for report in emulation.reports for finding in report.errors()] == []
+    mains = [report for report in emulation.reports if report.ops["tma_reduce"]]
+    assert [report.grid[0] for report in mains] == [ctas]
 
 
 FEATURES = {
@@ -307,8 +349,9 @@ def test_the_dispatcher_looks_at_shapes_alone():
 
     assert backward_launch.choose(problem()).name == "stationary"
     assert backward_launch.choose(problem(total_q=256)).name == "stationary"
-    for change in (dict(total_q=512), dict(heads_kv=2), dict(window_left=3), dict(broadcast_q=False)):
-        assert backward_launch.choose(problem(**change)).name != "stationary"
+    assert backward_launch.choose(problem(total_q=512)).name == "stationary"
+    for change in (dict(total_q=513), dict(heads_kv=2), dict(window_left=3), dict(broadcast_q=False)):
+        assert backward_launch.choose(problem(**change)).name == "peeled"
 
 
 # ----------------------------------------------------------------------------------------- on a Hopper GPU
@@ -336,14 +379,15 @@ def test_gpu_steps(name, dim, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rows", [1, 64, 192, 256, 300, 512])
+@pytest.mark.parametrize("rows", [1, 64, 72, 129, 192, 200, 256, 300, 512, 640, 1024])
 def test_gpu_dq_on_chip(rows):
-    check("stationary", *tensors(LONG, rows, dim=128, device="cuda"))
+    check_in_blocks("stationary", *tensors(LONG, rows, dim=128, device="cuda"))
+    check_in_blocks("stationary", *tensors(LONG, rows, heads=3, dim=64, dtype=torch.float16, device="cuda"))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rows", [128, 256, 512])
+@pytest.mark.parametrize("rows", [128, 256, 512, 1024])
 def test_gpu_same_bits_in_20_runs(rows):
     inputs = tensors(LONG * 20, rows, heads=4, dim=128, device="cuda")
     leaves = [x.requires_grad_() for x in inputs[:3]]

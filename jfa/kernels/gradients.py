@@ -21,7 +21,7 @@ from jfa.kernels.step import BlackwellStationary, HopperStationary, Step
 from jfa.kernels.tiles import Schedule, make_schedule
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-BLOCK = 1024  # numbers that a program of `finish_kernel` sums up
+TERMS = 64  # arrays that a program of `finish_kernel` loads at once
 STATIONARY = (HopperStationary, BlackwellStationary)  # steps whose dQ stays on chip
 
 
@@ -160,12 +160,18 @@ def prepare_kernel(
 
 
 @triton.jit(do_not_specialize=["terms", "stride", "size"])
-def finish_kernel(sums, dq, terms, stride, size, scale, BLOCK: tl.constexpr):
-    """dq = scale * (sum of ``terms`` float32 arrays, always in the same order), in the dtype of dq."""
+def finish_kernel(sums, dq, terms, stride, size, scale, TERMS: tl.constexpr, BLOCK: tl.constexpr):
+    """dq = scale * (sum of ``terms`` float32 arrays, always in the same order), in the dtype of dq.
+
+    A program loads BLOCK numbers of TERMS arrays before it adds: all in flight at once.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    term = tl.arange(0, TERMS)
     total = tl.zeros([BLOCK], tl.float32)
-    for term in range(terms):
-        total += tl.load(sums + term.to(tl.int64) * stride + at, mask=at < size, other=0.0)
+    for first in range(0, terms, TERMS):
+        place = sums + (first + term).to(tl.int64)[:, None] * stride + at[None, :]
+        real = (first + term < terms)[:, None] & (at < size)[None, :]
+        total += tl.sum(tl.load(place, mask=real, other=0.0), 0)
     tl.store(dq + at, total * scale, mask=at < size)
 
 
@@ -194,10 +200,17 @@ def prepare_rows(
     return Rows(log2_lse, delta, padded, count)
 
 
-def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """dq (rows, Hq, D) in the dtype of q from float32 ``sums`` (terms, at least rows, Hq * D), scaled."""
+def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor, scale: float | None = None):
+    """dq (rows, Hq, D) in the dtype of q from float32 ``sums`` (terms, at least rows, Hq * D), scaled.
+
+    ``scale``: what the sums still lack (default: the scale of the scores).
+    """
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     size, terms = dq.numel(), sums.shape[0]
-    programs = -(-size // BLOCK)
-    finish_kernel[(programs,)](sums, dq, terms, sums.stride(0), size, problem.scale, BLOCK=BLOCK, num_warps=4)
+    scale = problem.scale if scale is None else scale
+    at_once = min(1 << (terms - 1).bit_length(), TERMS)
+    block = min(128 * TERMS // at_once, 1024)
+    finish_kernel[(-(-size // block),)](
+        sums, dq, terms, sums.stride(0), size, scale, TERMS=at_once, BLOCK=block, num_warps=4
+    )
     return dq

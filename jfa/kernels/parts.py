@@ -20,6 +20,9 @@ class Ring:
 
     Item i lives in slot i % depth. ``fulls[slot]`` completes when TMA has brought the tile's ``bytes``,
     ``empties[slot]`` when every reader has let it go. A wait for item i has the parity of its lap i // depth.
+
+    ``kinds`` keeps rings with different kinds of barriers apart: the compiler reuses a method for every ring
+    of the same type, and the type of a barrier does not say whether each thread of a warp arrives, or one.
     """
 
     tiles: tlx.buffered_tensor
@@ -27,6 +30,7 @@ class Ring:
     empties: tlx.mbarrier
     depth: tl.constexpr
     bytes: tl.constexpr
+    kinds: tl.constexpr
 
     @triton.constexpr_function
     def __init__(self, tiles, fulls, empties, depth, bytes):
@@ -35,6 +39,8 @@ class Ring:
         self.empties = empties
         self.depth = tl.constexpr(depth)
         self.bytes = tl.constexpr(bytes)
+        each_thread = [getattr(barrier, "is_warp_barrier", False) for barrier in (fulls, empties)]
+        self.kinds = tl.constexpr("".join("threads " if each else "one " for each in each_thread))
 
     @triton.jit
     def slot(self, i):

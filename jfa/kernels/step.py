@@ -132,11 +132,12 @@ class HopperBackward(Step):
 
 @dataclasses.dataclass(frozen=True)
 class HopperStationary(Step):
-    """Roles of jfa.kernels.hopper.backward_stationary.kernel, whose dQ stays in registers."""
+    """Roles of jfa.kernels.hopper.backward_stationary.kernel: two groups with dQ in registers, two warps."""
 
     load: Any = None  # TMA loads of Q once, K and V of every tile, dO and its statistics of every sequence
     accumulate: Any = None  # the loop of a group over its tiles
     score: Any = None  # P and dS of one tile
+    write: Any = None  # writer: dK and dV of every tile, in turn with the CTAs of the other query rows
     flush: Any = None  # the finished dQ
 
 

@@ -60,8 +60,9 @@ STATIONARY_BACKWARD = {
     ],
     "keys from memory": [
         (
-            r"(buffers\.[kv]\.\w+\(n, [kv], )(?:end, length, key|tile\.end, tile\.length, tile\.key)",
-            r"\1((n + share.begin) % SPREAD + 1) * share.BLOCK_N, share.BLOCK_N, 0",
+            r"(bring_keys\(share, buffers\.[kv], n, [kv], )tile\)",
+            r"\1KeyTile(tile.sequence, 0 * n, ((n + share.begin) % SPREAD + 1) * share.BLOCK_N, "
+            r"0 * n + share.BLOCK_N))",
         )
     ],
 }

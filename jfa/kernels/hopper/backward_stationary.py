@@ -6,14 +6,26 @@ end. The reduction that all CTAs contend for is gone, and so is the balancing pr
 is cut into equal contiguous ranges, in the middle of a sequence if need be.
 
 Two warp groups own 64 query rows each and share the tile's products: both compute S = Q K^T and
-dP = dO V^T of their rows, group 0 forms dV = P^T dO over all 128 rows, group 1 forms dK = dS^T Q. More than
-128 query rows are split over the CTAs of a pair, which walk the same tiles and hand dK and dV over
-(`hand_over`); more than 256 take further launches, which add to what the first one stored.
+dP = dO V^T of their rows, group 0 forms dV = P^T dO over all 128 rows, group 1 forms dK = dS^T Q. A writer
+warp stores what they stage, so that no group waits for the TMA unit.
 
     load      K0 dO0 V0 | K1 V1 | K2 dO1 V2 | ...
-    group 0   S0 dP0 . P0 . dS0 |x| dV0 = P0^T dO0 . dQ += dS0 K0 . store dV0 | S1 ...
-    group 1   S0 dP0 . P0 . dS0 |x| dK0 = dS0^T Q  . dQ += dS0 K0 . store dK0 | S1 ...
+    group 0   S0 dP0 . P0 . dS0 |x| dV0 = P0^T dO0 . dQ += dS0 K0 . stage dV0 | S1 ...
+    group 1   S0 dP0 . P0 . dS0 |x| dK0 = dS0^T Q  . dQ += dS0 K0 . stage dK0 | S1 ...
+    write                                                     (turn of tile 0) dV0 dK0 | ...
     |x| both groups meet: P and dS of all 128 rows are in shared memory
+
+With more query rows the CTAs of a chain, one for each block of 128 rows, walk the same tiles. Two neighbours
+are a pair (a cluster): each loads half of K and V for both. dK and dV of a tile are the sum over the chain:
+its first CTA stores its part, each of the others adds its own once the one before has been written. Nothing
+has to be cleared before, and the terms are always added in the same order. The sum is in the dtype of dK and
+dV, so that its rounding error grows with the root of the number of blocks.
+
+    block 0   tile 0 stored | tile 1 stored | tile 2 ...
+                     |  mbarrier of the pair    |
+    block 1            tile 0 added  | tile 1 added  | ...
+                                |  counter in global memory
+    block 2                        tile 0 added | tile 1 ...
 """
 
 import triton
@@ -50,10 +62,13 @@ class Share:
     head: tl.tensor
     row: tl.tensor
     rank: tl.tensor  # place in the pair, 0 when the CTA works alone
+    link: tl.tensor  # place of the pair in the chain
+    progress: tl.tensor  # tiles that this pair has written; the number of the pair before lies in front of it
     query_len: tl.tensor
     BLOCK_N: tl.constexpr
     HEAD_DIM: tl.constexpr
-    PAIR: tl.constexpr
+    PAIR: tl.constexpr  # CTAs of a pair, 1 or 2
+    LINKS: tl.constexpr  # pairs of a chain
 
     @triton.jit
     def tile(self, i):
@@ -66,12 +81,7 @@ class Share:
 
 @triton.aggregate
 class Buffers:
-    """The rings between the loader and the groups, and the tiles that the groups exchange.
-
-    A group releases K when it has read everything else of the tile, so that K's slot stands for V's and dO's,
-    and for the statistics', too: their rings are as deep, and the loader waits for K's slot before it fills
-    theirs.
-    """
+    """The rings between the roles, and the tiles that the groups exchange."""
 
     q: Ring
     k: Ring
@@ -81,9 +91,42 @@ class Buffers:
     delta: tlx.buffered_tensor  # delta, in the slots of the dO ring
     p: tlx.buffered_tensor
     ds: tlx.buffered_tensor
-    grad: tlx.buffered_tensor  # staging: dV of group 0, dK of group 1
-    stored: tlx.mbarrier  # pair: rank 0's store of a tile is visible (one barrier a group, held by rank 1)
+    grad: Ring  # groups -> writer: item 2n is dV of the n-th tile, 2n + 1 its dK
+    stored: tlx.mbarrier  # pair: rank 0 has written a tile (held by rank 1)
     added: tlx.mbarrier  # pair: rank 1 has seen that (held by rank 0)
+
+
+@triton.jit
+def bring_keys(share, ring, n, desc, tile):
+    """K or V of the n-th tile: all of it, or this CTA's half for both CTAs of the pair.
+
+    The slot must be empty in both CTAs, so that both CTAs' groups release it to both loaders. Each CTA's
+    barrier counts both halves.
+    """
+    column = share.head * share.HEAD_DIM
+    if share.PAIR == 1:
+        ring.fill(n, desc, tile.end, tile.length, tile.key, column)
+    else:
+        HALF: tl.constexpr = share.BLOCK_N // 2
+        slot = ring.claim(n)
+        full = ring.fulls[slot]
+        tlx.barrier_expect_bytes(full, ring.bytes)
+        for rank in tl.static_range(2):
+            if share.rank == rank:
+                half = tlx.local_slice(ring.tiles[slot], [rank * HALF, 0], [HALF, share.HEAD_DIM])
+                span, end, key = ragged_row(tile.end, tile.length, tile.key + rank * HALF)
+                place = [span, end, key, column]
+                tlx.async_descriptor_load(desc, half, place, full, multicast_targets=[0, 1])
+
+
+@triton.jit
+def release(share, ring, n):
+    """This group is done with K or V of the n-th tile: every loader that fills the slot must know."""
+    if share.PAIR == 1:
+        ring.release(n)
+    else:
+        for rank in tl.static_range(2):
+            tlx.barrier_arrive(ring.empties[n % ring.depth], 1, remote_cta_rank=rank)
 
 
 @triton.jit
@@ -96,25 +139,40 @@ def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len):
     for i in range(share.begin, share.end):
         tile = share.tile(i)
         n = i - share.begin
-        buffers.k.fill(n, k, tile.end, tile.length, tile.key, column)
+        bring_keys(share, buffers.k, n, k, tile)
         if tile.sequence != last_sequence:
             last_sequence = tile.sequence
             end = (tile.sequence + 1) * share.query_len
-            slot = buffers.dout.bring(sequences, dout, end, share.query_len, share.row, column)
+            slot = buffers.dout.claim(sequences)  # both groups are done with an earlier sequence
+            buffers.dout.bring(sequences, dout, end, share.query_len, share.row, column)
             stat = share.head.to(tl.int64) * stat_rows + tile.sequence * padded_len + share.row
             full = buffers.dout.fulls[slot]
             tlx.async_load(log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
             tlx.async_load(delta + stat, buffers.delta[slot], bulk=True, barrier=full)
             sequences += 1
-        buffers.v.bring(n, v, tile.end, tile.length, tile.key, column)
+        bring_keys(share, buffers.v, n, v, tile)
+    if share.PAIR > 1:  # the other CTA's last words reach into this one's memory: stay until they are there
+        for j in tl.static_range(buffers.k.depth):
+            buffers.k.claim(share.end - share.begin + j)
+            buffers.v.claim(share.end - share.begin + j)
 
 
 @triton.jit
-def leave(group: tl.constexpr, share, buffers, grad, tile, ADD: tl.constexpr):
-    """The tile's dV (group 0) or dK (group 1) by TMA: a store, or a reduce-add to what others have left."""
-    span, end, key = ragged_row(tile.end, tile.length, tile.key)
-    place = [span, end, key, share.head * share.HEAD_DIM]
-    tlx.async_descriptor_store(grad, buffers.grad[group], place, store_reduce="add" if ADD else "")
+def await_turn(share, buffers, n, seen):
+    """Writer: wait until the CTA before in the chain has written the n-th tile; first in the chain: go ahead.
+
+    ``seen``: what the counter of the pair before was found to be. Only a lower-numbered CTA is waited for.
+    """
+    if share.PAIR > 1:
+        if share.rank > 0:
+            tlx.barrier_wait(buffers.stored[0], n & 1)
+            if share.begin + n + 1 < share.end:  # no word that nobody waits for: its CTA may have left
+                tlx.barrier_arrive(buffers.added[0], 1, remote_cta_rank=0)
+    if share.LINKS > 1:
+        if (share.link > 0) & (share.rank == 0):
+            while seen <= n:
+                seen = tl.atomic_add(share.progress - 1, 0, sem="acquire", scope="gpu")
+    return seen
 
 
 @triton.jit
@@ -126,47 +184,70 @@ def await_visible(n):
 
 
 @triton.jit
-def hand_over(group: tl.constexpr, share, buffers, n, grad, tile, MORE: tl.constexpr):
-    """Settle the pair's previous tile: rank 0 has stored its part, rank 1 adds the other on top.
+def pass_on(share, buffers, n):
+    """Writer: tell the next CTA of the chain, if there is one, that the n-th tile is written.
 
-    Rank 0 waits until its store is visible and tells rank 1, whose part lies staged. Nothing has to be
-    cleared before, and the two terms are always added in the same order. If there are MORE tiles, rank 1
-    acknowledges, because a parity barrier must not run two phases ahead of its reader. Both ranks wait for
-    every word of the other, so neither can leave while one is on its way to it.
+    A parity barrier must not run two phases ahead of its reader: rank 0 waits until rank 1 has seen the tile
+    before. The counter needs no such word.
     """
-    if n > 0:
+    if share.PAIR > 1:
         if share.rank == 0:
             await_visible(n)
-            if n >= 2:
-                tlx.barrier_wait(buffers.added[group], n & 1)
-            tlx.barrier_arrive(buffers.stored[group], 1, remote_cta_rank=1)
-        else:
-            tlx.barrier_wait(buffers.stored[group], (n - 1) & 1)
-            leave(group, share, buffers, grad, tile, True)
-            if MORE:
-                tlx.barrier_arrive(buffers.added[group], 1, remote_cta_rank=0)
+            if n >= 1:
+                tlx.barrier_wait(buffers.added[0], (n - 1) & 1)
+            tlx.barrier_arrive(buffers.stored[0], 1, remote_cta_rank=1)
+    if share.LINKS > 1:
+        if (share.link < share.LINKS - 1) & (share.rank == share.PAIR - 1):
+            await_visible(n)
+            tl.atomic_xchg(share.progress, n + 1, sem="release", scope="gpu")
 
 
 @triton.jit
-def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, DTYPE: tl.constexpr):
-    """P and dS of this group's 64 rows against the tile's keys, both written to shared memory."""
+def write(share, buffers, dv, dk, ADD: tl.constexpr):
+    """Writer: dV and dK of every tile, stored by the first CTA of the chain, added by the others in turn."""
+    seen = 0
+    first = (share.link + share.rank == 0) & (not ADD)
+    for i in range(share.begin, share.end):
+        tile = share.tile(i)
+        n = i - share.begin
+        span, end, key = ragged_row(tile.end, tile.length, tile.key)
+        place = [span, end, key, share.head * share.HEAD_DIM]
+        seen = await_turn(share, buffers, n, seen)
+        for group in tl.static_range(GROUPS):
+            slot = buffers.grad.await_full(n * GROUPS + group)  # the group has staged and fenced it
+            desc = dk if group else dv
+            if first:
+                tlx.async_descriptor_store(desc, buffers.grad.tiles[slot], place)
+            else:
+                tlx.async_descriptor_store(desc, buffers.grad.tiles[slot], place, store_reduce="add")
+        tlx.async_descriptor_store_wait(1)  # dV is read out of its staging tile: group 0 may stage the next
+        buffers.grad.release(n * GROUPS)
+        tlx.async_descriptor_store_wait(0)
+        buffers.grad.release(n * GROUPS + 1)
+        pass_on(share, buffers, n)
+
+
+@triton.jit
+def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, ds_scale, DTYPE: tl.constexpr):
+    """P and dS (times ds_scale) of this group's 64 rows against the tile's keys, both to shared memory."""
     mine: tl.constexpr = group * ROWS
     q = tlx.local_slice(buffers.q.tiles[0], [mine, 0], [ROWS, share.HEAD_DIM])
     slot = buffers.k.await_full(n)
     s = tlx.async_dot(q, tlx.local_trans(buffers.k.tiles[slot]))
-    rows = buffers.dout.await_full(sequences)
+    rows = buffers.dout.await_full(sequences)  # with its statistics
     slot = buffers.v.await_full(n)
     dout = tlx.local_slice(buffers.dout.tiles[rows], [mine, 0], [ROWS, share.HEAD_DIM])
     dp = tlx.async_dot(dout, tlx.local_trans(buffers.v.tiles[slot]))
     log2_lse = tlx.local_load(tlx.local_slice(buffers.log2_lse[rows], [mine], [ROWS]))
-    delta = tlx.local_load(tlx.local_slice(buffers.delta[rows], [mine], [ROWS]))
+    delta = tlx.local_load(tlx.local_slice(buffers.delta[rows], [mine], [ROWS])) * ds_scale
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - log2_lse[:, None])
     p = tl.where((tl.arange(0, share.BLOCK_N) < left)[None, :], p, 0.0)
     tlx.named_barrier_wait(TILE_READ, GROUPS * 128)  # both groups have read the last tile's P and dS
     tlx.local_store(tlx.local_slice(buffers.p[0], [mine, 0], [ROWS, share.BLOCK_N]), p.to(DTYPE))
     dp = tlx.async_dot_wait(0, dp)
-    ds = (p * (dp - delta[:, None])).to(DTYPE)
+    release(share, buffers.v, n)  # the loader may replace V
+    ds = (p * (dp * ds_scale - delta[:, None])).to(DTYPE)
     tlx.local_store(tlx.local_slice(buffers.ds[0], [mine, 0], [ROWS, share.BLOCK_N]), ds)
     tlx.fence("async_shared")  # the tensor cores read P and dS through the asynchronous proxy
     return ds
@@ -174,22 +255,19 @@ def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, D
 
 @triton.jit
 def accumulate(
-    group: tl.constexpr, share, buffers, grad, scale_log2, scale, SCORE: tl.constexpr, ADD: tl.constexpr
-):
+    group: tl.constexpr, share, buffers, scale_log2, ds_scale, dk_scale, DTYPE: tl.constexpr,
+    SCORE: tl.constexpr,
+):  # fmt: skip
     """One group's walk over the tiles: P and dS of its rows, one of dV and dK, and the sum of its dQ."""
-    DTYPE: tl.constexpr = grad.dtype
     dq = tl.zeros([ROWS, share.HEAD_DIM], tl.float32)
     sequences = 0
     tile = share.tile(share.begin)
-    before = share.tile(share.begin)
     buffers.q.await_full(0)
     for i in range(share.begin, share.end):
         n = i - share.begin
         following = share.tile(i + 1)
-        ds = SCORE(group, share, buffers, n, sequences, tile.length - tile.key, scale_log2, DTYPE)
-        if share.PAIR > 1:
-            hand_over(group, share, buffers, n, grad, before, True)
-        tlx.async_descriptor_store_wait(0)  # the last tile's gradient has left its staging tile
+        left = tile.length - tile.key
+        ds = SCORE(group, share, buffers, n, sequences, left, scale_log2, ds_scale, DTYPE)
         tlx.named_barrier_wait(TILE_READY, GROUPS * 128)  # P and dS of all 128 rows are written
         if group == 0:
             rows = sequences % buffers.dout.depth
@@ -198,20 +276,18 @@ def accumulate(
             x = tlx.async_dot(tlx.local_trans(buffers.ds[0]), buffers.q.tiles[0])
         dq = tlx.async_dot(ds, buffers.k.tiles[n % buffers.k.depth], dq)
         x = tlx.async_dot_wait(1, x)
-        if group == 1:
-            x = x * scale
-        tlx.local_store(buffers.grad[group], x.to(DTYPE))
-        tlx.fence("async_shared")  # the TMA unit reads the staging tile
-        if share.rank == 0:  # rank 1 keeps its part staged until `hand_over` before the next tile
-            leave(group, share, buffers, grad, tile, ADD)
+        if group == 1 and DTYPE == tl.float16:
+            x = x * dk_scale
+        slot = buffers.grad.claim(n * GROUPS + group)  # the writer has sent the last tile's gradient off
+        tlx.local_store(buffers.grad.tiles[slot], x.to(DTYPE))
+        tlx.fence("async_shared")  # the writer's TMA store reads the staging tile
+        tlx.barrier_arrive(buffers.grad.fulls[slot])
         dq = tlx.async_dot_wait(0, dq)
-        buffers.k.release(n)  # the loader may replace K and V, and dO when its sequence has ended
-        if following.sequence != tile.sequence:
+        release(share, buffers.k, n)  # the loaders may replace K
+        if (following.sequence != tile.sequence) | (i + 1 >= share.end):
+            buffers.dout.release(sequences)
             sequences += 1
-        before = tile
         tile = following
-    if share.PAIR > 1:
-        hand_over(group, share, buffers, share.end - share.begin, grad, before, False)
     return dq
 
 
@@ -229,52 +305,68 @@ def flush(group: tl.constexpr, share, staging, dq, sums, slot_row):
 @triton.jit(do_not_specialize=["query_len", "padded_len", "stat_rows", "first_row", "heads"])
 def kernel(
     q, k, v, dout, dk, dv, sums, log2_lse, delta,
-    records, count, query_len, padded_len, stat_rows, first_row, heads, scale_log2, scale,
-    LOAD: tl.constexpr, ACCUMULATE: tl.constexpr, SCORE: tl.constexpr, FLUSH: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_STAGES: tl.constexpr, DOUT_STAGES: tl.constexpr,
-    PAIR: tl.constexpr, ADD: tl.constexpr, REGISTERS: tl.constexpr,
+    records, count, progress, query_len, padded_len, stat_rows, first_row, heads,
+    scale_log2, ds_scale, dk_scale,
+    LOAD: tl.constexpr, ACCUMULATE: tl.constexpr, SCORE: tl.constexpr, WRITE: tl.constexpr,
+    FLUSH: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_STAGES: tl.constexpr,
+    DOUT_STAGES: tl.constexpr, PAIR: tl.constexpr, LINKS: tl.constexpr, ADD: tl.constexpr,
+    REGISTERS: tl.constexpr,
 ):  # fmt: skip
-    """Persistent: CTA p (pair p with PAIR = 2) takes head p % heads and its share of the tile list.
+    """Persistent: the LINKS pairs of chain c, pairs c * LINKS and following, take head c % heads and their
+    share of the tile list. ADD: earlier launches have left dK and dV of other rows, to which this one adds.
 
-    ADD: earlier launches have left dK and dV of other query rows, to which this one adds.
+    Pairs of a chain wait for each other, the later ones for the earlier. So the host launches no more pairs
+    with LINKS > 1 than the device holds at once. Where other work keeps some of them out, the device still
+    starts CTAs in the order of their numbers, and a pair only waits for one with a lower number.
     """
     DTYPE: tl.constexpr = q.dtype
     KV_BYTES: tl.constexpr = 2 * BLOCK_N * HEAD_DIM
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
-    tl.static_assert(DOUT_STAGES >= KV_STAGES, "K's slot stands for dO's")
+    WARPS: tl.constexpr = 8 if PAIR == 1 else 0  # every warp releases K and V, in a pair each of 2 x 2 groups
     pair = tl.program_id(0) // PAIR
     rank = pair * 0
     if PAIR > 1:
         rank = tlx.cluster_cta_rank()
-    shares = tl.num_programs(0) // PAIR // heads
-    turn = pair // heads
+    chain = pair // LINKS
+    link = pair % LINKS
+    shares = tl.num_programs(0) // (PAIR * LINKS) // heads
+    turn = chain // heads
     tiles = tl.load(count)
     begin = tiles * turn // shares
     end = tiles * (turn + 1) // shares
-    row = first_row + rank * BLOCK_M
-    share = Share(records, begin, end, pair % heads, row, rank, query_len, BLOCK_N, HEAD_DIM, PAIR)
+    row = first_row + (link * PAIR + rank) * BLOCK_M
+    share = Share(
+        records, begin, end, chain % heads, row, rank, link, progress + pair, query_len,
+        BLOCK_N, HEAD_DIM, PAIR, LINKS,
+    )  # fmt: skip
     dout_tiles = tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, DOUT_STAGES)
     staging = tlx.local_alloc((ROWS, HEAD_DIM), tl.float32, GROUPS, reuse=dout_tiles)
+    k_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES)
+    v_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES)
+    grad_tiles = tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, GROUPS)
+    grad_fulls = tlx.alloc_warp_barrier(GROUPS, num_warps=4)
     buffers = Buffers(
         ring(tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, 1), 1, ROW_BYTES),
-        ring(tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES), KV_STAGES, KV_BYTES, 8),
-        ring(tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, KV_STAGES), KV_STAGES, KV_BYTES),
-        ring(dout_tiles, DOUT_STAGES, ROW_BYTES + 2 * 4 * BLOCK_M),
+        ring(k_tiles, KV_STAGES, KV_BYTES, WARPS, PAIR * GROUPS),
+        ring(v_tiles, KV_STAGES, KV_BYTES, WARPS, PAIR * GROUPS),
+        ring(dout_tiles, DOUT_STAGES, ROW_BYTES + 2 * 4 * BLOCK_M, 8),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
-        tlx.local_alloc((BLOCK_N, HEAD_DIM), DTYPE, GROUPS),
-        tlx.alloc_barriers(GROUPS),
-        tlx.alloc_barriers(GROUPS),
+        Ring(grad_tiles, grad_fulls, tlx.alloc_barriers(GROUPS), GROUPS, 0),
+        tlx.alloc_barriers(1),
+        tlx.alloc_barriers(1),
     )
     slot_row = turn * padded_len
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            dq = ACCUMULATE(0, share, buffers, dv, scale_log2, scale, SCORE, ADD)
+            dq = ACCUMULATE(0, share, buffers, scale_log2, ds_scale, dk_scale, DTYPE, SCORE)
             FLUSH(0, share, staging, dq, sums, slot_row)
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            dq_ = ACCUMULATE(1, share, buffers, dk, scale_log2, scale, SCORE, ADD)
+            dq_ = ACCUMULATE(1, share, buffers, scale_log2, ds_scale, dk_scale, DTYPE, SCORE)
             FLUSH(1, share, staging, dq_, sums, slot_row)
         with tlx.async_task(num_warps=1, registers=24):
             LOAD(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len)
+        with tlx.async_task(num_warps=1, registers=24):
+            WRITE(share, buffers, dv, dk, ADD)

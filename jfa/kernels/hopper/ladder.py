@@ -222,6 +222,7 @@ BACKWARD_STATIONARY = HopperStationary(
     load=backward_stationary.load,
     accumulate=backward_stationary.accumulate,
     score=backward_stationary.score,
+    write=backward_stationary.write,
     flush=backward_stationary.flush,
 )
 
