@@ -34,13 +34,13 @@ def walk_in_loops(group, keys, tile, buffers, x, low, high, turn, scale_log2, WE
     first, end = keys.bulk_blocks(tile, low, high)
     for block in range(low, first):
         now = turn + block - low
-        WEIGH(group, keys, tile, buffers, x, block, now, now, True, scale_log2, True, SHARE)
+        WEIGH(group, keys, tile, buffers, x, block, now, now, scale_log2, True, SHARE, True)
     for block in range(first, end):
         now = turn + block - low
-        WEIGH(group, keys, tile, buffers, x, block, now, now, True, scale_log2, False, SHARE)
+        WEIGH(group, keys, tile, buffers, x, block, now, now, scale_log2, False, SHARE, True)
     for block in range(end, high):
         now = turn + block - low
-        WEIGH(group, keys, tile, buffers, x, block, now, now, True, scale_log2, True, SHARE)
+        WEIGH(group, keys, tile, buffers, x, block, now, now, scale_log2, True, SHARE, True)
 
 
 peeled = staging.ladder_of("blackwell")["peeled"]
