@@ -19,6 +19,7 @@ from jfa.lab.check import check_attention
 
 LADDER = steps.FORWARD["hopper"]
 NAMES = [step.name for step in LADDER]
+USED = (None, NAMES[-1])  # what a call gets, and the end of the ladder
 RAGGED = [0, 1, 127, 128, 129, 300, 5, 64]
 QUERIES = [3, 5, 0, 130, 129, 64, 1, 128]
 
@@ -85,10 +86,11 @@ FEATURES = {
 }
 
 
+@pytest.mark.parametrize("name", USED)
 @pytest.mark.parametrize("feature", FEATURES)
-def test_final_step_has_every_feature(feature):
+def test_final_steps_have_every_feature(feature, name):
     args, options, rule = FEATURES[feature]
-    emulated(NAMES[-1], *tensors(*args, **options), **rule)
+    emulated(name, *tensors(*args, **options), **rule)
 
 
 @pytest.mark.parametrize("name", ["warp_specialized", "dynamic"])
@@ -98,11 +100,12 @@ def test_earlier_steps_have_the_features_that_touch_their_roles(name, feature):
     emulated(name, *tensors(*args, **options), **rule)
 
 
+@pytest.mark.parametrize("name", USED)
 @pytest.mark.parametrize("seed", range(4))
-def test_many_small_items_and_more_ctas_than_some_classes_have_items(seed, monkeypatch):
+def test_many_small_items_and_more_ctas_than_some_classes_have_items(seed, name, monkeypatch):
     monkeypatch.setattr("jfa.kernels.launch.EMULATED_SMS", 5)
     lengths = [(7 * i + seed) % 40 for i in range(30)]
-    emulated(NAMES[-1], *tensors(lengths, 130), seed=seed)
+    emulated(name, *tensors(lengths, 130), seed=seed)
 
 
 def test_a_neighbours_nan_and_inf_stay_with_the_neighbour():
@@ -175,7 +178,7 @@ def test_step_compiles_without_a_trap_and_has_its_instructions(name):
 def test_what_each_step_is_about_is_in_the_code():
     atomics = {name: report(name).opcodes["ATOMG"] + report(name).opcodes["ATOM"] for name in NAMES}
     assert atomics["warp_specialized"] == atomics["balanced"] == 0
-    assert all(atomics[name] > 0 for name in ("dynamic", "peeled", "stationary"))
+    assert all(atomics[name] > 0 for name in ("dynamic", "peeled", "staged", "stationary"))
 
 
 @pytest.mark.parametrize(
@@ -183,14 +186,33 @@ def test_what_each_step_is_about_is_in_the_code():
     [(False, {"window_right": 0}), (True, {"window_left": 256, "window_right": 0})],
     ids=["packed causal", "broadcast window"],
 )
-def test_final_step_does_not_spill_with_windows(broadcast, rule):
+@pytest.mark.parametrize("name", USED)
+def test_final_steps_do_not_spill_with_windows(broadcast, rule, name):
     problem = Problem(4, 4, 4, 128, 128, 128, 1600, broadcast, 0.1, **rule)
     q, k, v = (torch.empty(rows, 4, 128, dtype=torch.bfloat16) for rows in (128, 1600, 1600))
     offsets = lengths_to_offsets([400, 400, 400, 400])
     queries = None if broadcast else lengths_to_offsets([32, 32, 32, 32])
     with ladder.capture_launches() as launches:
-        launch.forward(problem, q, k, v, offsets, queries)
+        launch.forward(problem, q, k, v, offsets, queries, step=name)
     launches[-1].report("sm_90").check()
+
+
+# ------------------------------------------------------------------------------------- the choice, and limits
+
+
+@pytest.mark.parametrize("lengths", [[512, 300, 40, 777], [5, 0, 64]], ids=["long", "short"])
+@pytest.mark.parametrize("query", [1, 128, 512, (7, 70, 40, 130)], ids=str)
+def test_a_call_gets_the_step_that_was_fastest(query, lengths):
+    query = query if isinstance(query, int) else query[: len(lengths)]
+    q, k, v, offsets, queries = tensors(lengths, query, slack=0)
+    problem = Problem(len(lengths), 2, 2, 64, 64, q.shape[0], k.shape[0], queries is None, 0.125)
+    chosen = launch.choose(problem, LADDER)
+    assert chosen is steps.find("hopper", "forward", "staged")
+    with ladder.capture_launches() as launches:
+        launch.forward(problem, q, k, v, offsets, queries)
+    given = launches[-1].arguments
+    expected = chosen.constexprs(problem)
+    assert {name: given[name] for name in expected} == expected
 
 
 # ------------------------------------------------------------------------------------------------- limits
@@ -227,10 +249,11 @@ RULES = {"plain": {}, "causal": {"causal": True}, "window": {"window": (100, 30)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_on_a_gpu_the_final_step_is_within_the_budget(dim, shape, rule):
+@pytest.mark.parametrize("name", USED)
+def test_on_a_gpu_the_final_steps_are_within_the_budget(name, dim, shape, rule):
     for dtype, heads_kv in ((torch.bfloat16, 4), (torch.float16, 2)):
         inputs = tensors(*SHAPES[shape], heads=4, heads_kv=heads_kv, dim=dim, dtype=dtype, device="cuda")
-        check(NAMES[-1], *inputs, **RULES[rule])
+        check(name, *inputs, **RULES[rule])
 
 
 @pytest.mark.gpu
@@ -252,7 +275,7 @@ def test_on_a_gpu_every_step_is_within_the_budget(name):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.timeout(60)
 def test_on_a_gpu_every_configuration_ends_in_time_and_is_right(numbers, dim):
-    for name in ("peeled", "stationary"):
+    for name in ("peeled", "staged", "stationary"):
         step = steps.find("hopper", "forward", name)
         tried = dataclasses.replace(step, tiling=lambda problem, of=step.tiling: of(problem) | numbers)
         check(tried, *tensors(*SHAPES["wide"], heads=4, dim=dim, device="cuda"))

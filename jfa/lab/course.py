@@ -15,6 +15,7 @@ LADDER = (
     ("dq_staged", "one slice's reduce-add overlaps the next slice's copy", "B"),
     ("dq_released", "the dQ accumulator is freed before its last slices are stored", "B"),
     ("peeled", "KV loop split into an unmasked bulk and a masked tail", "F B"),
+    ("staged", "the output leaves through a tile of its own, not through Q's", "F"),
     ("two_cta", "two CTAs share each matrix product and what it reads", "B"),
     ("stationary", "beyond the paper: the shared query and its gradient stay on chip", "F B"),
 )

@@ -21,6 +21,7 @@ STEPS = {
     "dq_staged": _HUES[8],
     "dq_released": _HUES[1],
     "peeled": _HUES[5],
+    "staged": _HUES[6],
     "two_cta": _HUES[4],
     "stationary": _HUES[3],
 }

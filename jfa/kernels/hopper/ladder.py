@@ -36,11 +36,18 @@ def by_length(problem: Problem) -> dict[str, int]:
     return two_query_tiles(problem) | ({"BLOCK_N": 64, "K_DEPTH": 5, "V_DEPTH": 5} if short else {})
 
 
-def resident_queries(problem: Problem) -> dict[str, int]:
-    """One Q buffer where Q stays (broadcast-Q), two where it never does, and a staging tile for O."""
+def output_tile(problem: Problem) -> dict[str, int]:
+    """A tile for O in the room of a K tile of 128 keys, or of one K and one V tile of 64."""
     sizes = by_length(problem) | {"STAGING": True}
+    return sizes | ({"K_DEPTH": 4, "V_DEPTH": 4} if sizes["BLOCK_N"] == 64 else {"K_DEPTH": 2})
+
+
+def resident_queries(problem: Problem) -> dict[str, int]:
+    """Where Q stays (broadcast-Q) one buffer holds it, and K and V get back the room of the other."""
+    sizes = output_tile(problem)
     if not problem.broadcast_q:
-        return sizes | ({"K_DEPTH": 4, "V_DEPTH": 4} if sizes["BLOCK_N"] == 64 else {"K_DEPTH": 2})
+        return sizes
+    sizes |= {"K_DEPTH": 5, "V_DEPTH": 5} if sizes["BLOCK_N"] == 64 else {"K_DEPTH": 3}
     classes = problem.heads_q * -(-problem.total_q // sizes["BLOCK_M"])
     return sizes | {"Q_DEPTH": 1, "CLASSES": classes if classes <= 64 else 1}
 
@@ -94,19 +101,26 @@ PEELED = dataclasses.replace(
     tiling=by_length,
     attend=forward.attend_peeled,
 )
-STATIONARY = dataclasses.replace(
+STAGED = dataclasses.replace(
     PEELED,
+    name="staged",
+    title="O leaves through a tile of its own",
+    idea="O is not stored through the tile of Q, so the next Q and MMAs need not wait for the store.",
+    notebook="09_full_kernel",
+    tiling=output_tile,
+    finish=forward.finish_staged,
+)
+STATIONARY = dataclasses.replace(
+    STAGED,
     name="stationary",
     title="Q stays on chip",
-    idea="A CTA keeps to one head and query block, so Q is loaded once, and O drains under the next tile.",
-    notebook="09_full_kernel",
+    idea="A CTA keeps to one head and query block, so Q is loaded once.",
     tiling=resident_queries,
-    finish=forward.finish_staged,
     draw=parts.draw_same_queries,
     fresh=parts.keep_queries,
 )
 
-FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STATIONARY]
+FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STAGED, STATIONARY]
 
 
 def one_staging_tile(problem: Problem) -> dict[str, int]:
