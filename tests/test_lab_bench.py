@@ -1,5 +1,6 @@
 """The benchmark on a CPU with tiny shapes: its rows, its check, what it does with peers that fail."""
 
+import contextlib
 import functools
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_budget_admits_the_dtype_and_no_more(name):
     for factor, passes in ((1.0, True), (1 + 1e-3, True), (1.05, False)):
         off = {key: factor * x for key, x in wanted.items()}
         grads = [off[key] for key in ("dq", "dk", "dv")]
-        run.result, run.backward = lambda off=off: off["out"], lambda grads=grads: grads
+        run.result, run.gradients = lambda off=off: off["out"], lambda grads=grads: grads
         shares = truth.errors(run, wanted, allowed)["budget_share"]
         assert (max(shares.values()) <= 1) == passes
 
@@ -51,7 +52,7 @@ def exact(inputs, scope):
     if scope == "kernel" and inputs.q_offsets is None:
         share = grads[0] / inputs.case.B
         grads[0] = share.expand(inputs.case.B, *share.shape).flatten(0, 1)
-    run = peers.Run(lambda: wanted["out"], lambda: grads, lambda: grads, lambda: wanted["out"])
+    run = peers.Run(lambda: wanted["out"], lambda: grads, lambda: grads, lambda: wanted["out"], lambda: grads)
     run.steps = {"forward": "first", "backward": "second"}
     return run
 
@@ -142,8 +143,16 @@ def test_a_peer_that_fails_in_its_process_is_a_row(stage, monkeypatch):
 
 
 def test_steps_of_ours_are_timed_by_name(stage, monkeypatch):
-    monkeypatch.setattr(ours, "prepare", lambda inputs, scope, step: exact(inputs, scope))
-    rows = stage("--impl", "jfa", "--steps", "forward:peeled", "backward:two_cta")
+    def prepare(inputs, scope, step):
+        run = exact(inputs, scope)
+        run.steps |= {step.direction: step.name}
+        return run
+
+    monkeypatch.setattr(ours, "prepare", prepare)
+    rows = stage("--impl", "jfa", "--steps", "forward:peeled", "backward:two_cta", "backward:peeled")
+    steps = {row["direction"]: row["step"] for row in rows if row["name"] == "jfa:peeled"}
+    assert steps == {"forward": "peeled", "backward": "peeled"}
+    rows = [row for row in rows if row["step"] != "peeled" or row["direction"] != "backward"]
     named = {(row["name"], row["direction"], row["scope"], row["impl"]) for row in rows if ":" in row["name"]}
     assert named == {
         ("jfa:peeled", "forward", "call", "jfa"),
@@ -175,6 +184,19 @@ def test_a_step_by_name_is_the_one_that_runs():
     inputs = cases.make_inputs(case, "cpu")
     run = ours.prepare(inputs, "call", backend="hopper", step=ours.named_step("forward:balanced"))
     assert run.steps["forward"] == "balanced"
+
+
+@pytest.mark.parametrize("scope", ["call", "kernel"])
+@pytest.mark.parametrize("suite", ["jagged", "packed", "dense"])
+def test_padded_attention_is_checked_in_our_layout(suite, scope, monkeypatch):
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", lambda backend: contextlib.nullcontext())
+    rows = {"jagged": 24, "packed": 0, "dense": 24}[suite]
+    case = cases.Case(suite, rows, 24, 1.0 if suite == "dense" else 0.5, B=3, Hq=2, Hkv=2, D=64)
+    inputs = cases.make_inputs(case, "cpu")
+    run = peers.cudnn(inputs, scope)
+    found = truth.errors(run, truth.expected(inputs), truth.budgets(inputs))
+    assert max(found["budget_share"].values()) <= 1
+    assert len(run.both()) == 3
 
 
 def test_padding_goes_there_and_back():

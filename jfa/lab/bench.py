@@ -28,7 +28,7 @@ RESERVED = 60 << 30  # bytes that PyTorch may keep for the next case
 class Prepared:
     """Everything of one case that takes turns: functions by (name, direction, scope), and why others do not.
 
-    ``note``, ``errors`` and ``steps`` are by (name, scope); ``calls`` are the runs of scope "call" by name.
+    ``facts`` are further columns by the same keys; ``calls`` are the runs of scope "call" by name.
     """
 
     def __init__(self, case: Case, device: str):
@@ -36,18 +36,19 @@ class Prepared:
         self.inputs = make_inputs(case, device)
         self.wanted, self.allowed = truth.expected(self.inputs), truth.budgets(self.inputs)
         self.functions, self.reasons = {}, {}
-        self.notes, self.errors, self.steps, self.calls = {}, {}, {}, {}
+        self.facts, self.calls = {}, {}
 
     def add(self, name: str, make, directions, scope: str) -> None:
         """Prepare one implementation: ``make(inputs, scope)`` gives its run."""
         try:
             run: Run = make(self.inputs, scope)
-            self.errors[name, scope] = truth.errors(run, self.wanted, self.allowed)
+            found = truth.errors(run, self.wanted, self.allowed)
         except Exception as error:
             self.reasons |= {(name, way, scope): measure.told(error) for way in directions}
             return
-        self.steps[name, scope] = run.steps
-        self.functions |= {(name, way, scope): getattr(run, way) for way in directions}
+        for way in directions:
+            self.functions[name, way, scope] = getattr(run, way)
+            self.facts[name, way, scope] = {"step": run.steps.get(way, ""), **by_direction(found, way)}
         if scope == "call":
             self.calls[name] = run
 
@@ -59,10 +60,9 @@ class Prepared:
         except Exception as error:
             self.reasons |= dict.fromkeys(keys.values(), measure.told(error))
             return
-        for scope in scopes:
-            self.notes[name, scope] = answer["note"]
-            self.errors[name, scope] = answer["errors"].get(scope, {})
         for said, key in keys.items():
+            found = by_direction(answer["errors"].get(key[2], {}), key[1])
+            self.facts[key] = {"note": answer["note"], **found}
             if answer["functions"][said]:
                 self.reasons[key] = answer["functions"][said]
             else:
@@ -78,17 +78,21 @@ class Prepared:
         """The columns of one measurement."""
         name, direction, scope = timed_row["name"]
         facts = {"direction": direction, "scope": scope, "impl": name.partition(":")[0], "name": name}
-        facts["step"] = self.steps.get((name, scope), {}).get(direction, "")
-        for column, by_direction in self.errors.get((name, scope), {}).items():
-            facts[column] = by_direction.get(direction, "")
-        notes = (self.notes.get((name, scope)), timed_row.get("note"))
-        row = timed_row | self.case.columns() | facts | {"note": "; ".join(note for note in notes if note)}
+        known = {"step": "", "note": "", "rel_error": "", "budget_share": ""}
+        known |= self.facts.get((name, direction, scope), {})
+        notes = [note for note in (known["note"], timed_row.get("note")) if note]
+        row = timed_row | self.case.columns() | facts | known | {"note": "; ".join(notes)}
         if scope == "schedule":
             for column in ("ms_p20", "ms_p50", "ms_p80"):
                 if column in row:
                     row[column] /= ours.IN_A_ROW
             return row | {"note": f"mean of {ours.IN_A_ROW} in a row", "roof_tflops": ""}
         return measure.add_work(row, work_of(self.inputs, direction))
+
+
+def by_direction(found: dict, direction: str) -> dict:
+    """One direction's columns of what `truth.errors` gave."""
+    return {column: values.get(direction, "") for column, values in found.items()}
 
 
 def timed(directions, scope: str) -> list[str]:
@@ -250,10 +254,12 @@ def run(options) -> int:
                 continue
             if options.case_limit_s:  # a kernel that hangs ends the process, not the time that was lent
                 faulthandler.dump_traceback_later(options.case_limit_s, exit=True)
+            began = time.monotonic()
             rows, peaks = measure_case(case, impls, options, monitor, process)
             faulthandler.cancel_dump_traceback_later()
             for row in rows:
                 print(show(row), flush=True)
+            print(f"{len(rows)} rows in {time.monotonic() - began:.1f} s", flush=True)
             if options.output:
                 measure.write_rows(options.output, rows, append=True)
             if options.memory and peaks:

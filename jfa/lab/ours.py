@@ -79,6 +79,7 @@ def prepare(inputs: Inputs, scope: str, backend: str = "auto", step=None) -> Run
     if schedules["backward"] is not None:
         graph = attend(schedules["backward"])
         run.backward = lambda: torch.autograd.grad(graph, leaves, inputs.dout, retain_graph=True)
+        run.gradients = run.backward
     run.steps = {way: found.name for way, (found, _) in seen.items()}
     run.steps["both"] = "+".join(dict.fromkeys(run.steps.values()))
     return run

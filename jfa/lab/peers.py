@@ -5,6 +5,7 @@ to write, with the shared query expanded over the batch and its gradient summed;
 expanding beforehand. A peer that cannot run a case raises `Unsupported` with the reason.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,18 +23,25 @@ class Run:
     """A peer prepared for one case.
 
     ``forward()`` gives out, ``backward()`` and ``both()`` give (dq, dk, dv), the former of a forward pass
-    that ran before; ``result()`` is out in the layout of `Inputs`. ``steps`` names what ran by direction.
+    that ran before; ``result()`` and ``gradients()`` are out and the latter in the layout of `Inputs`.
+    ``steps`` names what ran by direction.
     """
 
     forward: Callable[[], torch.Tensor]
     backward: Callable[[], tuple]
     both: Callable[[], tuple]
     result: Callable[[], torch.Tensor]
+    gradients: Callable[[], tuple]
     steps: dict[str, str] = field(default_factory=dict)
 
 
-def run_of(attend: Callable[[], torch.Tensor], leaves, dout: torch.Tensor, finish=None, result=None) -> Run:
-    """A Run of ``attend()``, differentiable in ``leaves``; ``finish`` is what a forward pass does besides."""
+def run_of(
+    attend: Callable[[], torch.Tensor], leaves, dout: torch.Tensor, finish=None, result=None, gradients=tuple
+) -> Run:
+    """A Run of ``attend()``, differentiable in ``leaves``; ``finish`` is what a forward pass does besides.
+
+    ``result`` and ``gradients`` bring out and (dq, dk, dv) into the layout of `Inputs`.
+    """
     finish = finish or (lambda out: out)
     result = result or (lambda out: out)
     graph = attend()
@@ -41,9 +49,10 @@ def run_of(attend: Callable[[], torch.Tensor], leaves, dout: torch.Tensor, finis
         raise Unsupported(f"output has shape {tuple(graph.shape)}")
     return Run(
         forward=lambda: finish(attend()),
-        backward=lambda: torch.autograd.grad(graph, leaves, dout, retain_graph=True),
+        backward=(backward := lambda: torch.autograd.grad(graph, leaves, dout, retain_graph=True)),
         both=lambda: torch.autograd.grad(attend(), leaves, dout),
         result=lambda: result(attend()),
+        gradients=lambda: gradients(backward()),
     )
 
 
@@ -121,10 +130,14 @@ def torch_varlen(inputs: Inputs, scope: str) -> Run:
     cu_q = query_offsets(inputs)
     longest_q = int(inputs.query_lengths.max())
 
+    options = {}
+    if case.causal:  # how it is said has changed between releases
+        known = inspect.signature(varlen_attn).parameters
+        options = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+
     def attend(q, k, v):
-        if case.causal:
-            return varlen_attn(q, k, v, cu_q, inputs.kv_offsets, longest_q, inputs.max_kv_len, is_causal=True)
-        return varlen_attn(q, k, v, cu_q, inputs.kv_offsets, longest_q, inputs.max_kv_len)
+        offsets = (cu_q, inputs.kv_offsets, longest_q, inputs.max_kv_len)
+        return varlen_attn(q, k, v, *offsets, **options)
 
     return _varlen_run(inputs, scope, attend)
 
@@ -200,11 +213,16 @@ def cudnn(inputs: Inputs, scope: str) -> Run:
     def packed_rows(out):
         return padding.unpad(out) if packed else out.transpose(1, 2)
 
+    def packed_gradients(found):
+        dq, dk, dv = found
+        return packed_rows(dq), padding.unpad(dk), padding.unpad(dv)
+
     dout = inputs.dout.transpose(1, 2)
     if packed:
         dout = padding.pad(inputs.dout) * padding.valid[:, None, :, None]
-    finish = packed_rows if scope == "call" else None
-    return run_of(attend, leaves, dout, finish=finish, result=packed_rows)
+    if scope == "call":
+        return run_of(attend, leaves, dout, finish=packed_rows, result=packed_rows)
+    return run_of(attend, leaves, dout, result=packed_rows, gradients=packed_gradients)
 
 
 def jfa(inputs: Inputs, scope: str) -> Run:

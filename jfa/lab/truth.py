@@ -126,7 +126,7 @@ def errors(run, wanted: dict[str, torch.Tensor], allowed: dict[str, float]) -> d
     expanded over the sequences is summed over them first; nan where a peer's tensors have another layout.
     """
     found = {"out": relative_error(run.result().reshape(wanted["out"].shape), wanted["out"])}
-    for name, x in zip(("dq", "dk", "dv"), run.backward(), strict=True):
+    for name, x in zip(("dq", "dk", "dv"), run.gradients(), strict=True):
         if name == "dq" and x.numel() == wanted["out"].numel() != wanted["dq"].numel():
             x = x.reshape(wanted["out"].shape).float().sum(0)
         if x.shape == wanted[name].shape:
