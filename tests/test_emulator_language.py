@@ -11,6 +11,8 @@ from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import jfa.emulator as emulator
+from jfa.lab.offline import CompileError
+from jfa.lab.report import compile_report
 
 SIZE = 64
 
@@ -667,3 +669,53 @@ def test_an_autotuned_plain_kernel_runs(pick):
         p = (q.float() @ k[rows].float().T * 0.2).softmax(-1)
         expected = p @ v[rows].float() if length else torch.zeros(m, d)
         torch.testing.assert_close(out[b].float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@triton.jit
+def changes_its_type(out, n, SHAPE: tl.constexpr, WHILE: tl.constexpr, STATIC: tl.constexpr):
+    at = tl.arange(0, 32)
+    total = tl.zeros([32], tl.float16)
+    i = 0
+    for _ in range(n):
+        own = tl.arange(0, 16)  # unknown behind the loop, though Python remembers it
+    for _ in range(n):
+        own = tl.arange(0, 32)
+        total += (own * 0).to(tl.float16)
+    if STATIC:
+        for k in tl.static_range(2):
+            at = tl.arange(0, 16 * (k + 1))
+    elif WHILE:
+        while i < n:
+            if SHAPE:
+                at = i + tl.arange(0, 16)
+            else:
+                total += tl.full([32], 1.0, tl.float32)
+            i += 1
+    else:
+        for k in range(n):
+            if SHAPE:
+                at = k + tl.arange(0, 16)  # noqa: F841
+            else:
+                total += tl.full([32], 1.0, tl.float32)
+            i += 1
+    tl.store(out + tl.arange(0, 32), total.to(tl.float32))
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["for", "while"])
+def test_a_loop_carries_one_type(loop):
+    """The compiler refuses both; here as well, at the loop's line. Unrolled, a name may change."""
+    out = torch.zeros(32)
+    words = {
+        True: r"at is int32 of shape \[32\] before a loop and int32 of shape \[16\] after its first turn",
+        False: r"total is fp16 of shape \[32\] before a loop and fp32",
+    }
+    for shape, message in words.items():
+        with emulator.emulate(), pytest.raises(TypeError, match=message):
+            changes_its_type[(1,)](out, 3, SHAPE=shape, WHILE=loop, STATIC=False)
+        constants = {"SHAPE": shape, "WHILE": loop, "STATIC": False}
+        with pytest.raises(CompileError):
+            compile_report(changes_its_type, {"out": "*fp32", "n": "i32"}, constants, "sm_90")
+    with emulator.emulate() as emulation:
+        changes_its_type[(1,)](out, 3, SHAPE=True, WHILE=loop, STATIC=True)
+        changes_its_type[(1,)](out, 0, SHAPE=True, WHILE=loop, STATIC=False)
+    assert emulation.errors() == []

@@ -159,6 +159,7 @@ def _builtins():
         "__before": names.allocation_count,
         "__value": _value,
         "__turns": tl_control.while_turns,
+        "__types": tl_control.carried_types,
         "range": tl_ops.range,
         "min": names.builtin_min,
         "max": names.builtin_max,

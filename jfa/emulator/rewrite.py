@@ -9,6 +9,7 @@
   a call
   that may return an aggregate (a ring) holding allocations.
 - A while loop counts its turns, so that one that never ends is an error.
+- A loop compares the types of what it carries before and after its first turn, as the compiler does.
 - `x.value` works on constexprs, which are plain values here.
 Line numbers stay those of the original file.
 """
@@ -36,6 +37,27 @@ def stored_names(nodes):
             if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store):
                 found.add(x.id)
     return found
+
+
+def mark_carried(block, visible=frozenset()):
+    """Gives every loop of a block `carried`: names that it assigns and that the compiler knows before it.
+
+    What is first assigned inside a loop or a branch is unknown behind it, though Python remembers it.
+    """
+    visible = set(visible)
+    for statement in block:
+        inner = visible
+        if isinstance(statement, ast.FunctionDef):
+            inner = {arg.arg for arg in statement.args.args}
+        elif isinstance(statement, (ast.For, ast.While)):
+            target = stored_names([statement.target]) if isinstance(statement, ast.For) else set()
+            statement.carried = (stored_names(statement.body) & visible) - target
+            inner = visible | target
+        elif not isinstance(statement, (ast.If, ast.With)):
+            visible |= stored_names([statement])
+            continue
+        for field in ("body", "orelse"):
+            mark_carried(getattr(statement, field, []), inner)
 
 
 def _call(name, *args):
@@ -96,7 +118,24 @@ class Rewriter(ast.NodeTransformer):
         name = f"__turn_{self.loops}"
         start = ast.parse(f"{name} = __turns()").body[0]
         node.body.insert(0, ast.copy_location(ast.Expr(_call(name)), node))
-        return [ast.copy_location(start, node), node]
+        return [ast.copy_location(start, node), *self.watch_types(node)]
+
+    def visit_For(self, node):
+        self.generic_visit(node)
+        if callee(node.iter) != "range":  # static_range and tuples are unrolled: a name may change its type
+            return node
+        self.loops += 1
+        return self.watch_types(node)
+
+    def watch_types(self, loop):
+        """The loop with a look at the types of what it carries, before it and after its first turn."""
+        name = f"__types_{self.loops}"
+        if not getattr(loop, "carried", None):
+            return [loop]
+        before = ast.parse(f"{name} = __types(locals(), {sorted(loop.carried)!r})").body[0]
+        after = ast.parse(f"{name} = {name} and {name}(locals())").body[0]
+        loop.body.append(ast.copy_location(after, loop.body[-1]))
+        return [ast.copy_location(before, loop), loop]
 
     def visit_Call(self, node):
         self.generic_visit(node)
@@ -141,7 +180,9 @@ class Rewriter(ast.NodeTransformer):
 
 def rewrite(source, first_line):
     """The rewritten syntax tree of a function's source, whose first line is `first_line` of its file."""
-    tree = Rewriter(first_line).visit(ast.parse(source))
+    tree = ast.parse(source)
+    mark_carried(tree.body)
+    tree = Rewriter(first_line).visit(tree)
     ast.fix_missing_locations(tree)
     ast.increment_lineno(tree, first_line - 1)
     return tree

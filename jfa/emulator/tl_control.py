@@ -168,3 +168,24 @@ def max_contiguous(input, values):
 
 def max_constancy(input, values):
     return input
+
+
+def carried_types(names_before, carried):
+    """A check of a loop: called with the names after its first turn, it raises where a type has changed.
+
+    The compiler gives a name that a loop carries one type, and refuses a body that leaves it with another.
+    Numbers are left out, since they take the type of what they meet.
+    """
+    known = [(name, names_before[name]) for name in carried if isinstance(names_before.get(name), Tensor)]
+    before = [(name, value.dtype, tuple(value.shape)) for name, value in known]
+
+    def check(names):
+        for name, dtype, shape in before:
+            value = names.get(name)
+            if isinstance(value, Tensor) and (value.dtype, tuple(value.shape)) != (dtype, shape):
+                raise KernelTypeError(
+                    f"{name} is {dtype} of shape {list(shape)} before a loop and {value.dtype} of shape "
+                    f"{list(value.shape)} after its first turn: a loop carries one type"
+                )
+
+    return check if before else None
