@@ -130,10 +130,8 @@ class Machine:
                 self.complete(self.pick_op())
             else:
                 self.run_task()
-        elif self.since_completion > 64 + 16 * len(
-            self.tasks
-        ):  # lazy, but a task may poll for this operation
-            self.complete(self.pick_op())
+        elif self._idle_polls > 4 * len(self.ready) or self.since_completion > 64 + 16 * len(self.tasks):
+            self.complete(self.pick_op())  # lazy, but a task may poll for this operation
         else:
             self.run_task()
 
