@@ -143,36 +143,38 @@ def variants(direction: str) -> dict:
 def experiments() -> dict:
     """Variants of the last forward steps, each with one thing changed."""
     from jfa.kernels import parts
-    from jfa.kernels.hopper import forward
+    from jfa.lab import folded
 
     ladder = variants("forward")
-    peeled, stationary = ladder["peeled"], ladder["stationary"]
+    peeled, staged, stationary = (ladder[name] for name in ("peeled", "staged", "stationary"))
 
-    def tiled(step, **numbers):
-        rule = step.tiling
-        return dataclasses.replace(step, tiling=lambda problem: rule(problem) | numbers)
+    def tiled(step, long=None, short=None, **numbers):
+        """``long``, ``short``: depths of the rings of Q, K and V with blocks of 128 and of 64 keys."""
 
-    staged = dataclasses.replace(peeled, finish=forward.finish_staged)
+        def tiling(problem):
+            sizes = step.tiling(problem) | numbers
+            depths = short if sizes["BLOCK_N"] == 64 else long
+            return sizes | dict(zip(("Q_DEPTH", "K_DEPTH", "V_DEPTH"), depths or ()))
+
+        return dataclasses.replace(step, tiling=tiling)
+
+    static = {"draw": parts.boustrophedon, "publish": parts.stay_silent, "hear": parts.boustrophedon}
+    sums = dataclasses.replace(staged, attend=folded.attend)
     return {
         "peeled": peeled,
         "peeled pingpong": tiled(peeled, PINGPONG=True),
-        "peeled BN64": tiled(peeled, BLOCK_N=64, K_DEPTH=5, V_DEPTH=5),
-        "peeled BN128": tiled(peeled, BLOCK_N=128, K_DEPTH=3, V_DEPTH=2),
+        "peeled BN64": tiled(peeled, short=(2, 5, 5), BLOCK_N=64),
         "peeled natural": dataclasses.replace(peeled, order="natural"),
-        "staged Q2 KV4": tiled(staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
-        "staged Q1 KV5": tiled(staged, STAGING=True, Q_DEPTH=1, K_DEPTH=3, V_DEPTH=2, BLOCK_N=128),
-        "staged Q2 KV4 pingpong": tiled(
-            staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128, PINGPONG=True
-        ),
-        "staged zigzag": dataclasses.replace(
-            tiled(staged, STAGING=True, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
-            draw=parts.boustrophedon,
-            publish=parts.stay_silent,
-            hear=parts.boustrophedon,
-        ),
+        "staged": staged,
+        "staged pingpong": tiled(staged, PINGPONG=True),
+        "staged folded": sums,
+        "staged folded pingpong": tiled(sums, PINGPONG=True),
+        "staged Q1 more K": tiled(staged, (1, 3, 2), (1, 5, 5)),
+        "staged Q1 more V": tiled(staged, (1, 2, 3), (1, 4, 6)),
+        "staged zigzag": dataclasses.replace(staged, **static),
         "stationary": stationary,
-        "stationary BN64": tiled(stationary, BLOCK_N=64, K_DEPTH=5, V_DEPTH=5),
-        "stationary Q2 KV4": tiled(stationary, Q_DEPTH=2, K_DEPTH=2, V_DEPTH=2, BLOCK_N=128),
+        "stationary pingpong": tiled(stationary, PINGPONG=True),
+        "stationary Q2": tiled(stationary, (2, 2, 2), (2, 4, 4)),
     }
 
 
