@@ -130,3 +130,9 @@ def test_no_recording_is_no_table(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name: [])
     assert tables.best_rows() == ([], "")
     assert tables.other_table([], "forward") == "no such shape was measured"
+
+
+def test_a_call_gets_a_step_of_the_ladder():
+    for direction in results.DIRECTIONS:
+        names = [step.name for step in steps.ladder("hopper", direction)]
+        assert {tables.choice(direction, rows) for rows in (64, 2048)} <= set(names)

@@ -132,9 +132,11 @@ def without(step, stage: str, spread: int = SPREAD):
 # ------------------------------------------------------------------------------------------------- on a GPU
 
 
-def targets(queries=(128, 256), passes=None) -> list[Target]:
-    """Every ablation of the last steps, the whole kernel first, and its shape."""
-    passes = passes or (("forward", "stationary"), ("backward", "peeled"), ("backward", "stationary"))
+PASSES = (("forward", "staged"), ("backward", "peeled"), ("backward", "stationary"))
+
+
+def targets(queries=(128, 256), passes=PASSES) -> list[Target]:
+    """Every ablation of some steps (direction, name) on the profiled shape, the whole kernel first."""
     found = []
     for direction, step in passes:
         for M in queries:
@@ -194,10 +196,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
     parser.add_argument("--M", nargs="+", type=int, default=[128, 256])
+    parser.add_argument("--direction", nargs="+", choices=("forward", "backward"))
+    parser.add_argument("--step", nargs="+", help="only these steps")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA device: there is nothing to measure here")
-    chosen = targets(options.M)
+    ways, names = (
+        options.direction or [way for way, _ in PASSES],
+        options.step or [name for _, name in PASSES],
+    )
+    chosen = targets(options.M, [(way, name) for way, name in PASSES if way in ways and name in names])
     if options.workers:
         wholes = [dataclasses.replace(target, step=BASELINE) for target in chosen if not target.left_out]
         for target, problem in compile_all([*wholes, *chosen], options.workers).items():

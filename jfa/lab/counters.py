@@ -71,7 +71,7 @@ COUNTERS |= {
 def targets(queries=(128, 256)) -> list[Target]:
     """Baseline and chosen steps of both ladders on one jagged shape."""
     passes = {
-        "forward": (BASELINE, "warp_specialized", "peeled", "stationary"),
+        "forward": (BASELINE, "warp_specialized", "peeled", "staged", "stationary"),
         "backward": (BASELINE, "warp_specialized", "peeled", "two_cta", "stationary"),
     }
     return [Target(way, step, M=M) for M in queries for way, names in passes.items() for step in names]

@@ -106,12 +106,13 @@ def _clocked(rows):
 
 
 def counters_finding(table) -> str:
-    """The busy share of the tensor cores, from baseline to the last step, forward and backward."""
+    """The busy share of the tensor cores, from the baseline to the best step, forward and backward."""
     parts = []
     for way in ("forward", "backward"):
         line = table[(table["direction"] == way) & (table["M"] == table["M"].max())].set_index("step")
-        if {"baseline", "stationary"} <= set(line.index):
-            first, last = (100 * line.loc[name, "tensor_busy"] for name in ("baseline", "stationary"))
+        if "baseline" in line.index and len(line) > 1:
+            best = line["tensor_busy"].drop("baseline").max()
+            first, last = 100 * line.loc["baseline", "tensor_busy"], 100 * best
             parts.append(f"{way} from {first:.0f} to {last:.0f} %")
     return "Tensor cores busy: " + ", ".join(parts) if parts else "What the hardware counted"
 
@@ -164,19 +165,18 @@ def ablation_bars(rows):
 
 
 def ablation_finding(part) -> str:
-    """The stage that costs most in each direction's last kernel, without the one that leaves all out."""
+    """The stage that costs most in each direction's last step, those that leave all out not counted."""
     found = []
     for way in ("forward", "backward"):
-        table = part[
-            (part["direction"] == way) & (part["step"] == "stationary") & (part["left_out"] != ablation.ALL)
-        ]
+        table = part[(part["direction"] == way) & (part["left_out"] != ablation.ALL)]
+        table = table[table["step"] == table["step"].iloc[-1]] if len(table) else table
         if len(table):
             mean = table.groupby("left_out")["saved"].mean()
             found.append(f"{mean.idxmax()} {way} ({100 * mean.max():.0f} %)")
     return f"Costs most: {', '.join(found)}" if found else "Stages left out"
 
 
-ROUNDS = {"stationary": "stationary", "the same again": "dynamic", "peeled": "peeled"}
+ROUNDS = {"staged": "staged", "the same again": "dynamic", "peeled": "peeled"}
 
 
 def rounds(rows):
@@ -208,9 +208,9 @@ def apart(rows) -> dict[str, float]:
     """Order -> how much longer the kernel's second copy seems to take than the first, as a share."""
     middle = orders.medians(rows)
     return {
-        order: middle[order, "the same again"] / middle[order, "stationary"] - 1
+        order: middle[order, "the same again"] / middle[order, "staged"] - 1
         for order in orders.ORDERS
-        if (order, "stationary") in middle
+        if (order, "staged") in middle
     }
 
 

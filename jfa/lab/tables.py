@@ -1,5 +1,8 @@
 """The tables of notebook 09 as text: jagged and dense shapes beside other kernels, and the extremes."""
 
+import math
+import statistics
+
 from jfa.lab import results, style
 from jfa.lab.results import Measured
 
@@ -106,6 +109,23 @@ def _bound(case, direction: str) -> str:
     return flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction).bound
 
 
+def power_text(rows: list[dict]) -> str:
+    """Median SM clock and power while our calls ran, by direction and by bound; "" where unknown."""
+    found = Measured.of(rows)
+    seen: dict = {}
+    for (case, direction, name, scope), row in found.rows.items():
+        if (name, scope) == ("jfa", "call") and results.plain(case) and row.get("sm_clock_mhz"):
+            clock, power = row["sm_clock_mhz"], row.get("power_w") or math.nan
+            seen.setdefault((direction, _bound(case, direction)), []).append((clock, power))
+    lines = []
+    for (direction, bound), samples in sorted(seen.items(), reverse=True):
+        clock, power = (statistics.median(values) for values in zip(*samples))
+        lines.append(
+            f"{direction:<8} bound by {bound:<7} {len(samples):3d} shapes: {clock:.0f} MHz, {power:.0f} W"
+        )
+    return "\n".join(lines)
+
+
 def distance_table(rows: list[dict], direction: str, count: int = 4) -> str:
     """The shapes nearest to the roofline and those farthest from it, with what bounds them."""
     lines = distances(rows, direction)
@@ -121,3 +141,23 @@ def distance_table(rows: list[dict], direction: str, count: int = 4) -> str:
             f"{name:<34} {line['bound']:<8} {line['share']:>11.2f} {ratio:>9} {1e3 * line['ms']:>8.0f}"
         )
     return "\n".join(text)
+
+
+def choice(direction: str, queries: int = 128) -> str:
+    """The Hopper step that a call over jagged batches gets, by its shapes alone."""
+    import torch
+
+    from jfa.lab import ladder, ours
+    from jfa.lab.launches import capture_launches
+
+    lengths = [512] * 4
+    problem = ladder.problem_of(lengths, queries, 1, 128)
+    q, k, v, offsets = ladder.tensors_of(problem, lengths)
+    out, lse = torch.empty(problem.out_shape, dtype=q.dtype), torch.empty(problem.lse_shape)
+    module = ladder.module_of("hopper")
+    with ours.watched_steps() as seen, capture_launches():
+        if direction == "forward":
+            module.forward(problem, q, k, v, offsets, None)
+        else:
+            module.backward(problem, out, None, q, k, v, out, lse, offsets, None)
+    return seen[direction][0].name
