@@ -91,6 +91,8 @@ def _own():
     first = forward("hopper", "warp_specialized", [BROADCAST])
     yield Target("hopper_forward_first", first, kernel="kernel")
     yield Target("hopper_forward", forward("hopper", None, calls), kernel="kernel", fast=True)
+    stationary = forward("hopper", "stationary", calls)
+    yield Target("hopper_forward_stationary", stationary, kernel="kernel", fast=True)
     few = {"resident": 2}  # launch control needs CTAs that have not started: then one CTA takes many items
     everything = forward("blackwell", None, calls)
     yield Target("blackwell_forward", everything, kernel="kernel", fast=True, options=few)

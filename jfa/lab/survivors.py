@@ -18,6 +18,10 @@ REASONS = {
         "It only takes the last arrival, for which no later turn waits; a CTA's named barriers end with "
         "the CTA."
     ),
+    "tickets": (
+        "With two buffers of Q: before Q of item t is loaded, ticket t + 1 is published; for that both groups"
+        " have heard ticket t - 1, which they hear after their last product with Q of item t - 2."
+    ),
     "two stores": (
         "A slice of dQ leaves by two stores in a pair, so that one more in flight is still the last slice's."
     ),
@@ -54,6 +58,11 @@ hopper_forward_first
     last turn: delete named barrier wait
         consume > Group.await_turn: tlx.named_barrier_wait(9 + self.ME, 256)
 hopper_forward
+    compiler: delete fence
+        finish_staged > store: tlx.fence('async_shared')
+    tickets: delete wait
+        load > Ring.fill > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
+hopper_forward_stationary
     compiler: delete fence
         finish_staged > store: tlx.fence('async_shared')
 hopper_backward_peeled
