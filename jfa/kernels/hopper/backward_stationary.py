@@ -81,7 +81,12 @@ class Share:
 
 @triton.aggregate
 class Buffers:
-    """The rings between the roles, and the tiles that the groups exchange."""
+    """The rings between the roles, and the tiles that the groups exchange.
+
+    A group releases K when it has read everything else of the tile, so that K's slot stands for V's and dO's,
+    and for the statistics', too: their rings are as deep, and the loader waits for K's slot before it fills
+    theirs.
+    """
 
     q: Ring
     k: Ring
@@ -100,15 +105,15 @@ class Buffers:
 def bring_keys(share, ring, n, desc, tile):
     """K or V of the n-th tile: all of it, or this CTA's half for both CTAs of the pair.
 
-    The slot must be empty in both CTAs, so that both CTAs' groups release it to both loaders. Each CTA's
+    The slot is known to be empty, in both CTAs: both CTAs' groups release it to both loaders. Each CTA's
     barrier counts both halves.
     """
     column = share.head * share.HEAD_DIM
     if share.PAIR == 1:
-        ring.fill(n, desc, tile.end, tile.length, tile.key, column)
+        ring.bring(n, desc, tile.end, tile.length, tile.key, column)
     else:
         HALF: tl.constexpr = share.BLOCK_N // 2
-        slot = ring.claim(n)
+        slot = n % ring.depth
         full = ring.fulls[slot]
         tlx.barrier_expect_bytes(full, ring.bytes)
         for rank in tl.static_range(2):
@@ -121,7 +126,7 @@ def bring_keys(share, ring, n, desc, tile):
 
 @triton.jit
 def release(share, ring, n):
-    """This group is done with K or V of the n-th tile: every loader that fills the slot must know."""
+    """This group is done with K of the n-th tile: every loader that fills the slot must know."""
     if share.PAIR == 1:
         ring.release(n)
     else:
@@ -139,12 +144,12 @@ def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len):
     for i in range(share.begin, share.end):
         tile = share.tile(i)
         n = i - share.begin
+        buffers.k.claim(n)  # the groups (of both CTAs) are done with the tile that was there
         bring_keys(share, buffers.k, n, k, tile)
         if tile.sequence != last_sequence:
             last_sequence = tile.sequence
             end = (tile.sequence + 1) * share.query_len
-            slot = buffers.dout.claim(sequences)  # both groups are done with an earlier sequence
-            buffers.dout.bring(sequences, dout, end, share.query_len, share.row, column)
+            slot = buffers.dout.bring(sequences, dout, end, share.query_len, share.row, column)
             stat = share.head.to(tl.int64) * stat_rows + tile.sequence * padded_len + share.row
             full = buffers.dout.fulls[slot]
             tlx.async_load(log2_lse + stat, buffers.log2_lse[slot], bulk=True, barrier=full)
@@ -154,7 +159,6 @@ def load(share, buffers, q, k, v, dout, log2_lse, delta, stat_rows, padded_len):
     if share.PAIR > 1:  # the other CTA's last words reach into this one's memory: stay until they are there
         for j in tl.static_range(buffers.k.depth):
             buffers.k.claim(share.end - share.begin + j)
-            buffers.v.claim(share.end - share.begin + j)
 
 
 @triton.jit
@@ -246,7 +250,6 @@ def score(group: tl.constexpr, share, buffers, n, sequences, left, scale_log2, d
     tlx.named_barrier_wait(TILE_READ, GROUPS * 128)  # both groups have read the last tile's P and dS
     tlx.local_store(tlx.local_slice(buffers.p[0], [mine, 0], [ROWS, share.BLOCK_N]), p.to(DTYPE))
     dp = tlx.async_dot_wait(0, dp)
-    release(share, buffers.v, n)  # the loader may replace V
     ds = (p * (dp * ds_scale - delta[:, None])).to(DTYPE)
     tlx.local_store(tlx.local_slice(buffers.ds[0], [mine, 0], [ROWS, share.BLOCK_N]), ds)
     tlx.fence("async_shared")  # the tensor cores read P and dS through the asynchronous proxy
@@ -283,9 +286,8 @@ def accumulate(
         tlx.fence("async_shared")  # the writer's TMA store reads the staging tile
         tlx.barrier_arrive(buffers.grad.fulls[slot])
         dq = tlx.async_dot_wait(0, dq)
-        release(share, buffers.k, n)  # the loaders may replace K
-        if (following.sequence != tile.sequence) | (i + 1 >= share.end):
-            buffers.dout.release(sequences)
+        release(share, buffers.k, n)  # the loaders may replace K and V, and dO when its sequence has ended
+        if following.sequence != tile.sequence:
             sequences += 1
         tile = following
     return dq
@@ -322,7 +324,8 @@ def kernel(
     DTYPE: tl.constexpr = q.dtype
     KV_BYTES: tl.constexpr = 2 * BLOCK_N * HEAD_DIM
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
-    WARPS: tl.constexpr = 8 if PAIR == 1 else 0  # every warp releases K and V, in a pair each of 2 x 2 groups
+    WARPS: tl.constexpr = 8 if PAIR == 1 else 0  # every warp releases K, in a pair each of 2 x 2 groups
+    tl.static_assert(DOUT_STAGES >= KV_STAGES, "K's slot stands for dO's")
     pair = tl.program_id(0) // PAIR
     rank = pair * 0
     if PAIR > 1:
@@ -348,8 +351,8 @@ def kernel(
     buffers = Buffers(
         ring(tlx.local_alloc((BLOCK_M, HEAD_DIM), DTYPE, 1), 1, ROW_BYTES),
         ring(k_tiles, KV_STAGES, KV_BYTES, WARPS, PAIR * GROUPS),
-        ring(v_tiles, KV_STAGES, KV_BYTES, WARPS, PAIR * GROUPS),
-        ring(dout_tiles, DOUT_STAGES, ROW_BYTES + 2 * 4 * BLOCK_M, 8),
+        ring(v_tiles, KV_STAGES, KV_BYTES),
+        ring(dout_tiles, DOUT_STAGES, ROW_BYTES + 2 * 4 * BLOCK_M),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, DOUT_STAGES),
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
