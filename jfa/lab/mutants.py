@@ -1,10 +1,13 @@
 """The kernels that mutation tests and clean runs work on: this project's own and those of the wheel."""
 
+from unittest import mock
+
 import torch
 
 import jfa
 from jfa import jagged, steps
 from jfa.emulator.target import Target
+from jfa.kernels import launch
 from jfa.lab import check, tutorial_attention, tutorial_matrix
 from jfa.lab.survivors import EXPLAINED  # noqa: F401  (part of the registry)
 
@@ -37,13 +40,15 @@ def forward(backend, step, calls):
 
 
 def backward(backend, step, calls):
-    """Backward pass of a step, after a forward pass that ran once."""
+    """Backward pass of a step, after a forward pass that ran once. ``sms``: what the device has instead."""
 
     def make():
         from jfa.emulator import emulate
 
         prepared = []
         for facts, rule in calls:
+            facts = dict(facts)
+            sms = facts.pop("sms", launch.EMULATED_SMS)
             wanted = check.expected(*inputs(**facts), **rule)
             one = wanted.inputs
             leaves = [x.clone().requires_grad_() for x in (one.q, one.k, one.v)]
@@ -52,13 +57,14 @@ def backward(backend, step, calls):
                     *leaves, one.kv_offsets, one.q_offsets, backend=backend, step=step, return_lse=True,
                     **one.rule,
                 )  # fmt: skip
-            prepared.append((wanted, out, leaves))
+            prepared.append((wanted, out, leaves, sms))
 
         def run():
             worst = 0.0
-            for wanted, out, leaves in prepared:
+            for wanted, out, leaves, sms in prepared:
                 incoming = [wanted.inputs.dout, wanted.inputs.dlse]
-                grads = torch.autograd.grad(out, leaves, incoming, retain_graph=True)
+                with mock.patch.object(launch, "EMULATED_SMS", sms):
+                    grads = torch.autograd.grad(out, leaves, incoming, retain_graph=True)
                 table = wanted.check(dict(zip(("dq", "dk", "dv"), grads)))
                 worst = max(worst, table.worst.ratio)
             return worst
@@ -78,6 +84,9 @@ BROADCAST = ({"query": 136, "heads": 1}, {})
 WINDOW = ({"query": 150, "lengths": (200, 0, 260, 20), "heads": 1}, {"window": (90, 20)})
 PACKED = ({"query": (3, 70, 0, 260), "lengths": (70, 200, 5, 300), "heads_kv": 1}, {"causal": True})
 MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
+ALONE = ({"query": 72, "lengths": (300, 1, 129), "heads": 1}, {})
+SEQUENCES = ({"query": 136, "lengths": (1, 130, 5, 60, 70, 700), "heads": 1}, {})
+CHAIN = ({"query": 300, "lengths": (1, 130), "heads": 1, "sms": 4}, {})  # two pairs at once on Hopper
 # One query tile an item; several tiles of one block in a row.
 FEW_ROWS = ({"query": 72, "lengths": (300, 1, 127, 128, 129, 5, 64), "heads": 2, "dim": 128}, {})
 MANY_SEQUENCES = ({"query": 136, "lengths": (1, 130, 64, 0, 5, 60, 300, 20, 7, 200), "heads": 1}, {})
@@ -99,9 +108,11 @@ def _own():
     calls = {
         "peeled": [PACKED],
         "two_cta": [PAIRS],
-        "stationary": [BROADCAST, MANY_SEQUENCES, MANY_ROWS],
+        "stationary": [ALONE, SEQUENCES, CHAIN],
     }
     for arch in ("hopper", "blackwell"):
+        if arch == "blackwell":
+            calls["stationary"] = [BROADCAST, MANY_SEQUENCES, MANY_ROWS]
         for step in steps.BACKWARD[arch]:
             if step.name in calls:
                 wide = [(facts | {"dim": 128}, rule) for facts, rule in calls[step.name]]

@@ -29,6 +29,10 @@ REASONS = {
         "What the peer sends arrives through the asynchronous proxy, and the local half was fenced when "
         "it was written."
     ),
+    "only adds": (
+        "What it orders are reduce-adds to the same numbers by pairs of one chain, which never race: without "
+        "it only the order of the terms is left to chance, and with it the last bit of dK and dV."
+    ),
     "ordered": (
         "Measured: in every run all that it waits for lies before it already (vector clocks, Report.waits)."
     ),
@@ -77,7 +81,10 @@ blackwell_backward_two_cta
 hopper_backward_stationary
     compiler: delete fence
         flush: tlx.fence('async_shared')
-        accumulate: tlx.fence('async_shared')
+    only adds: delete store wait
+        write > pass_on > await_visible #2: return tl.inline_asm_elementwise('cp.async.bulk.wait_...
+    only adds: weaken store wait
+        write > pass_on > await_visible #2: return tl.inline_asm_elementwise('cp.async.bulk.wait_...
 fa_ws
     ordered: delete wait
         _attn_fwd_ws: tlx.barrier_wait(alpha_empties[qk_bufIdx], qk_phase ^ 1)

@@ -40,6 +40,7 @@ ROWS = tl.constexpr(64)  # query rows of a warp group
 BLOCK_M = tl.constexpr(128)  # query rows of a CTA
 TILE_READY = tl.constexpr(9)  # named barrier: P and dS of both groups are written
 TILE_READ = tl.constexpr(10)  # named barrier: P and dS of both groups are read
+STORED = tl.constexpr(3)  # words from rank 0 to rank 1 of a pair that may be under way: K's stages + 1
 
 
 @triton.aggregate
@@ -97,8 +98,7 @@ class Buffers:
     p: tlx.buffered_tensor
     ds: tlx.buffered_tensor
     grad: Ring  # groups -> writer: item 2n is dV of the n-th tile, 2n + 1 its dK
-    stored: tlx.mbarrier  # pair: rank 0 has written a tile (held by rank 1)
-    added: tlx.mbarrier  # pair: rank 1 has seen that (held by rank 0)
+    stored: tlx.mbarrier  # pair: rank 0 has written the n-th tile (held by rank 1, in slot n % STORED)
 
 
 @triton.jit
@@ -169,9 +169,7 @@ def await_turn(share, buffers, n, seen):
     """
     if share.PAIR > 1:
         if share.rank > 0:
-            tlx.barrier_wait(buffers.stored[0], n & 1)
-            if share.begin + n + 1 < share.end:  # no word that nobody waits for: its CTA may have left
-                tlx.barrier_arrive(buffers.added[0], 1, remote_cta_rank=0)
+            tlx.barrier_wait(buffers.stored[n % STORED], (n // STORED) & 1)
     if share.LINKS > 1:
         if (share.link > 0) & (share.rank == 0):
             while seen <= n:
@@ -191,15 +189,14 @@ def await_visible(n):
 def pass_on(share, buffers, n):
     """Writer: tell the next CTA of the chain, if there is one, that the n-th tile is written.
 
-    A parity barrier must not run two phases ahead of its reader: rank 0 waits until rank 1 has seen the tile
-    before. The counter needs no such word.
+    Rank 0 needs no answer before it uses a slot of ``stored`` again: K of tile n came only after rank 1 had
+    released that of tile n - 2. So rank 1 has staged tile n - 2, so its writer has sent tile n - 3 off and
+    has seen the word of tile n - 3, which was the last one in this slot.
     """
     if share.PAIR > 1:
         if share.rank == 0:
             await_visible(n)
-            if n >= 1:
-                tlx.barrier_wait(buffers.added[0], (n - 1) & 1)
-            tlx.barrier_arrive(buffers.stored[0], 1, remote_cta_rank=1)
+            tlx.barrier_arrive(buffers.stored[n % STORED], 1, remote_cta_rank=1)
     if share.LINKS > 1:
         if (share.link < share.LINKS - 1) & (share.rank == share.PAIR - 1):
             await_visible(n)
@@ -326,6 +323,7 @@ def kernel(
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
     WARPS: tl.constexpr = 8 if PAIR == 1 else 0  # every warp releases K, in a pair each of 2 x 2 groups
     tl.static_assert(DOUT_STAGES >= KV_STAGES, "K's slot stands for dO's")
+    tl.static_assert(KV_STAGES < STORED, "rank 0 may be KV_STAGES tiles ahead of what rank 1 has seen")
     pair = tl.program_id(0) // PAIR
     rank = pair * 0
     if PAIR > 1:
@@ -358,8 +356,7 @@ def kernel(
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
         tlx.local_alloc((BLOCK_M, BLOCK_N), DTYPE, 1),
         Ring(grad_tiles, grad_fulls, tlx.alloc_barriers(GROUPS), GROUPS, 0),
-        tlx.alloc_barriers(1),
-        tlx.alloc_barriers(1),
+        tlx.alloc_barriers(STORED),
     )
     slot_row = turn * padded_len
     with tlx.async_tasks():
