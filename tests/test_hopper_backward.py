@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import pytest
 import torch
@@ -310,6 +311,13 @@ def test_compiles_without_silent_traps(name):
     assert found.opcodes["HGMMA"] > 0
     assert found.opcodes["UTMALDG"] > 0
     assert found.setmaxnreg
+
+
+def test_rings_of_equal_tiles_keep_their_kinds_of_barriers():
+    """K's ring is released by every thread, the staging ring by one: the compiler must not mix up the two."""
+    arrivals = re.findall(r"ttng\.arrive_barrier [^\n]*", report("stationary").text("ttgir"))
+    assert sum("perThread" not in arrival for arrival in arrivals) == 2, "the writer's, for dV and dK"
+    assert sum("perThread" in arrival for arrival in arrivals) == 4, "each group's, for K and its staged tile"
 
 
 def test_each_step_has_its_instruction():
