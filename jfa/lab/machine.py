@@ -45,11 +45,13 @@ def _version(package):
 
 
 def commit():
-    """Short commit of the checkout, "+" added if files differ; ``JFA_COMMIT`` where there is no git."""
+    """``JFA_COMMIT`` if it is set, for a copy of a checkout; else its short commit, "+" if files differ."""
+    if os.environ.get("JFA_COMMIT"):
+        return os.environ["JFA_COMMIT"]
     here = str(Path(__file__).resolve().parents[2])
     name = _said("git", "-C", here, "rev-parse", "--short=10", "HEAD")
     if not name:
-        return os.environ.get("JFA_COMMIT", "unknown")
+        return "unknown"
     changed = _said(
         "git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", "jfa", "notebooks"
     )
