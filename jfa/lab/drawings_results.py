@@ -129,10 +129,10 @@ def ladder(rows):
     for direction in DIRECTIONS:
         speeds = rows[rows["direction"] == direction].set_index("step")["tflops"]
         if len(speeds) > 1:
-            said.append(f"{direction} {speeds.iloc[-1] / speeds.iloc[0]:.2f} times")
+            said.append(f"{direction} {speeds.max() / speeds.iloc[0]:.2f} times")
     count = int(pandas.to_numeric(rows["shapes"]).min())
-    title = f"Last step over the first, {count} shapes: {', '.join(said)}"
-    return plots.ladder_bars(rows.to_dict("records"), title, panel="direction")
+    title = f"Best step over the first, {count} shapes: {', '.join(said)}"
+    return plots.ladder_bars(rows.to_dict("records"), title, panel="direction", absent="no such step")
 
 
 def dense(rows):

@@ -65,12 +65,13 @@ def ladder_bars(
     high=None,
     note=None,
     relative=True,
+    absent="not measured",
 ):
     """Horizontal bars in the order of the ladder, each with its value and its ratio to the first bar.
 
     ``rows`` hold ``name`` (a step or peer) and ``value``; a row without the latter takes ``predicted`` (a
-    column) and is hatched. ``low`` and ``high`` are columns for whiskers. ``panel`` is a column: one panel of
-    bars for each of its values, on one scale.
+    column) and is hatched, and ``absent`` stands where there is neither. ``low`` and ``high`` are columns for
+    whiskers. ``panel`` is a column: one panel of bars for each of its values, on one scale.
     """
     records = _records(rows)
     panels = list(dict.fromkeys(row[panel] for row in records)) if panel else [None]
@@ -88,7 +89,7 @@ def ladder_bars(
                 measured = _number(row, value)
                 size = measured if measured is not None else _number(row, predicted)
                 if size is None:
-                    ax.text(0.01 * tallest, y, "not measured", va="center", fontsize=9, color=FAINT)
+                    ax.text(0.01 * tallest, y, absent, va="center", fontsize=9, color=FAINT)
                     continue
                 guess = measured is None
                 hatched |= guess
