@@ -93,7 +93,7 @@ def tuned(x):
         ({"tiling": None}, "expected a function of a Problem as tiling, got None"),
         ({"tiling": {"BLOCK_M": 128}}, "expected a function of a Problem as tiling, got {'BLOCK_M': 128}"),
     ],
-    ids=str,
+    ids=["plain function", "text", "autotuned", "no role", "no tiling", "a dict for a tiling"],
 )
 def test_a_step_that_no_kernel_could_cast_is_refused_where_it_is_made(change, words):
     with pytest.raises(TypeError, match=re.escape(words)):
