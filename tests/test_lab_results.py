@@ -104,6 +104,17 @@ def test_rows_survive_the_file(tmp_path, capsys):
     assert "reached           jagged forward over FA4, geometric mean: 2.5" in capsys.readouterr().out
 
 
+def test_a_step_measured_by_name_stands_for_the_call_that_takes_it():
+    case = cases.Case("jagged", 128, 1024, 0.5, 768)
+    rows = [row(case, "forward", "jfa", 2.2) | {"step": "peeled"}, row(case, "forward", "jfa:peeled", 2.0)]
+    key = (case, "forward")
+    assert results.Measured.of(rows).behind_best() == {key: 1.0}
+    rows.append(row(case, "forward", "jfa:staged", 1.6))
+    assert results.Measured.of(rows).behind_best() == {key: 1.25}
+    rows[0]["step"] = "dynamic"  # not measured by name: the call speaks for itself
+    assert results.Measured.of(rows).behind_best() == {key: pytest.approx(2.2 / 1.6)}
+
+
 def test_the_table_has_a_line_for_each_group_and_pass():
     lines = results.readme_table(full()).splitlines()
     assert len(lines) == 2 + 2 * len(results.GROUPS)
