@@ -101,7 +101,7 @@ def test_dq_on_chip_in_a_chain_of_pairs(rows, shares, policy, facts, monkeypatch
     ctas = -(-rows // 256) * 2 * shares * facts["heads"]
     monkeypatch.setattr(shared, "EMULATED_SMS", ctas)
     with emulator.emulate(policy=policy, seed=rows) as emulation:
-        check_in_blocks("stationary", *tensors([0, 70, 1, 5], rows, **facts))
+        check_in_blocks("stationary", *tensors([0, 70, 1, 5, 64], rows, **facts))
     assert [str(finding) for report in emulation.reports for finding in report.errors()] == []
     mains = [report for report in emulation.reports if report.ops["tma_reduce"]]
     assert [report.grid[0] for report in mains] == [ctas]

@@ -209,7 +209,7 @@ def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor, scale:
     size, terms = dq.numel(), sums.shape[0]
     scale = problem.scale if scale is None else scale
     at_once = min(1 << (terms - 1).bit_length(), TERMS)
-    block = min(128 * TERMS // at_once, 1024)
+    block = 128 if terms > 1 else 1024
     finish_kernel[(-(-size // block),)](
         sums, dq, terms, sums.stride(0), size, scale, TERMS=at_once, BLOCK=block, num_warps=4
     )

@@ -86,7 +86,7 @@ PACKED = ({"query": (3, 70, 0, 260), "lengths": (70, 200, 5, 300), "heads_kv": 1
 MANY_ROWS = ({"query": 300, "lengths": (1, 200, 300), "heads": 1}, {})
 ALONE = ({"query": 72, "lengths": (300, 1, 129), "heads": 1}, {})
 SEQUENCES = ({"query": 136, "lengths": (1, 130, 5, 60, 70, 700), "heads": 1}, {})
-CHAIN = ({"query": 300, "lengths": (1, 130), "heads": 1, "sms": 4}, {})  # two pairs at once on Hopper
+CHAIN = ({"query": 300, "lengths": (1, 130, 5), "heads": 1, "sms": 4}, {})  # two pairs at once on Hopper
 # One query tile an item; several tiles of one block in a row.
 FEW_ROWS = ({"query": 72, "lengths": (300, 1, 127, 128, 129, 5, 64), "heads": 2, "dim": 128}, {})
 MANY_SEQUENCES = ({"query": 136, "lengths": (1, 130, 64, 0, 5, 60, 300, 20, 7, 200), "heads": 1}, {})

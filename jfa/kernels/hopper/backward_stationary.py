@@ -41,6 +41,7 @@ BLOCK_M = tl.constexpr(128)  # query rows of a CTA
 TILE_READY = tl.constexpr(9)  # named barrier: P and dS of both groups are written
 TILE_READ = tl.constexpr(10)  # named barrier: P and dS of both groups are read
 STORED = tl.constexpr(3)  # words from rank 0 to rank 1 of a pair that may be under way: K's stages + 1
+EVERY = tl.constexpr(4)  # tiles that a pair writes between two words to the next one
 
 
 @triton.aggregate
@@ -189,6 +190,7 @@ def await_visible(n):
 def pass_on(share, buffers, n):
     """Writer: tell the next CTA of the chain, if there is one, that the n-th tile is written.
 
+    The next pair hears of EVERY tiles at once: its word needs a fence of the whole GPU's memory.
     Rank 0 needs no answer before it uses a slot of ``stored`` again: K of tile n came only after rank 1 had
     released that of tile n - 2. So rank 1 has staged tile n - 2, so its writer has sent tile n - 3 off and
     has seen the word of tile n - 3, which was the last one in this slot.
@@ -198,7 +200,8 @@ def pass_on(share, buffers, n):
             await_visible(n)
             tlx.barrier_arrive(buffers.stored[n % STORED], 1, remote_cta_rank=1)
     if share.LINKS > 1:
-        if (share.link < share.LINKS - 1) & (share.rank == share.PAIR - 1):
+        due = (n % EVERY == EVERY - 1) | (share.begin + n + 1 >= share.end)
+        if (share.link < share.LINKS - 1) & (share.rank == share.PAIR - 1) & due:
             await_visible(n)
             tl.atomic_xchg(share.progress, n + 1, sem="release", scope="gpu")
 
@@ -208,8 +211,9 @@ def write(share, buffers, dv, dk, ADD: tl.constexpr):
     """Writer: dV and dK of every tile, stored by the first CTA of the chain, added by the others in turn."""
     seen = 0
     first = (share.link + share.rank == 0) & (not ADD)
+    tile = share.tile(share.begin)
     for i in range(share.begin, share.end):
-        tile = share.tile(i)
+        following = share.tile(i + 1)  # comes from L2: the waits for stores and words empty L1
         n = i - share.begin
         span, end, key = ragged_row(tile.end, tile.length, tile.key)
         place = [span, end, key, share.head * share.HEAD_DIM]
@@ -226,6 +230,7 @@ def write(share, buffers, dv, dk, ADD: tl.constexpr):
         tlx.async_descriptor_store_wait(0)
         buffers.grad.release(n * GROUPS + 1)
         pass_on(share, buffers, n)
+        tile = following
 
 
 @triton.jit
