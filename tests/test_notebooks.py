@@ -1,11 +1,14 @@
 """Every notebook runs in its quick parameters, and what is committed keeps the rules of the course."""
 
+import base64
+import io
 import re
 import subprocess
 import sys
 
 import nbformat
 import pytest
+from PIL import Image
 
 from jfa.lab import notebooks, runner
 
@@ -115,6 +118,27 @@ def test_a_committed_notebook_that_breaks_a_rule_is_refused(tmp_path, changes, m
 def test_a_notebook_within_the_rules_is_only_too_short(tmp_path):
     outputs = [printed("ratio 1/2, and/or 3/4 per second")]
     assert notebooks.check(build(tmp_path, outputs=outputs)) == ["2 cells, not 25 to 45"]
+
+
+def test_clean_makes_pictures_small_and_keeps_what_they_show():
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, axes = plt.subplots()
+    axes.bar(range(5), range(5), color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000"])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    plt.close(figure)
+    before = base64.b64encode(buffer.getvalue()).decode()
+    output = nbformat.v4.new_output("display_data", {"image/png": before + "\n"})
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[output])])
+    notebooks.clean(notebook)
+    after = notebook.cells[0].outputs[0].data["image/png"]
+    pixels = [np.asarray(Image.open(io.BytesIO(base64.b64decode(x))).convert("RGB")) for x in (before, after)]
+    assert len(after) < len(before) / 2
+    assert np.abs(pixels[0].astype(int) - pixels[1]).max() < 32
+    notebooks.clean(notebook)
+    assert notebook.cells[0].outputs[0].data["image/png"] == after
 
 
 def test_clean_strips_a_run_and_joins_its_prints(tmp_path):

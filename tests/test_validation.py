@@ -110,7 +110,7 @@ def test_what_is_no_number_is_named(given, error, words):
 def test_steps_are_kept_no_longer_than_they_are_used():
     """By the caller, and by a graph that has yet to be differentiated; by nobody else."""
     tensors, offsets = inputs(grad=True)
-    step = dataclasses.replace(steps.find("hopper", "backward", "two_cta"), name="mine")
+    step = dataclasses.replace(steps.find("hopper", "backward", "two_cta"), name="kept a while")
     seen = weakref.ref(step)
     out = jfa.jagged_flash_attention(*tensors, offsets, backend="hopper", step=step)
     del step
@@ -120,7 +120,7 @@ def test_steps_are_kept_no_longer_than_they_are_used():
     assert all(bool(x.isfinite().all()) for x in grads)
     del out
     gc.collect()
-    assert seen() is None and not any(key.startswith("mine#") for key in attention._STEPS)
+    assert seen() is None and not any(key.startswith("kept a while#") for key in attention._STEPS)
 
 
 def test_a_step_without_its_backend():

@@ -4,6 +4,7 @@ import ast
 import builtins
 import contextlib
 import inspect
+import re
 import textwrap
 import threading
 
@@ -88,6 +89,7 @@ class Kernel:
         self.lines = lines
         self.first_line = first_line
         self.source = textwrap.dedent("".join(lines))
+        self.shares = bool(re.search(r"\btwo_ctas\s*=\s*(?!False)", self.source))  # MMAs or what they read
         self.code = None
         self.tree = None
         self.scope = {}

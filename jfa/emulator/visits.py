@@ -78,6 +78,11 @@ class Visits:
             clock = self.exits[task.cta] = Clock(self.group)
         clock.join(task.clock)
 
+    def _may_share(self):
+        """Whether the kernel holds shared MMAs that this launch never came to: the compiler sees them too."""
+        machine = self.group.machine
+        return len(self.group.ctas) > 1 and any(function.shares for function in machine.functions())
+
     def judge(self, findings):
         """Report every visit that comes too early or too late, and meetings that nobody leaves."""
         if self.tasks:
@@ -100,7 +105,7 @@ class Visits:
                     line=line,
                     key=(EARLY, line),
                 )
-        if self.barrier_at_end:
+        if self.barrier_at_end or self._may_share():
             end = Clock(self.group)
             for clock in self.exits.values():
                 end.join(clock)
