@@ -1,9 +1,11 @@
 """The rules of the house, each read from the source rather than remembered."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ PACKAGE = ROOT / "jfa"
 FILES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES = 400
 ROLE_LINES = 80
+PASS_LINES = {"forward": 1200, "backward": 1600}  # kernel code of a pass, both architectures, all steps
 CAST_LINES = 150  # a kernel that allocates the rings, draws the timeline and lists its roles
 
 
@@ -137,6 +140,38 @@ def test_no_module_asks_for_a_device_at_import():
 def test_files_stay_short():
     lines = {module_name(path): len(path.read_text().splitlines()) for path in FILES}
     assert {name: count for name, count in lines.items() if count >= FILE_LINES} == {}
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file that hold code: neither blank, nor comment, nor docstring."""
+    text = path.read_text()
+    documented = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    names = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
+    blank = [getattr(tokenize, name) for name in names]
+    held = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in blank:
+            held |= set(range(token.start[0], token.end[0] + 1))
+    return len(held - documented)
+
+
+def test_the_kernels_of_a_pass_stay_short():
+    kernels = PACKAGE / "kernels"
+    backward = {kernels / "gradients.py", kernels / "keys.py", *kernels.glob("*/backward*.py")}
+    forward = set(kernels.glob("*/*.py")) - backward - set(kernels.glob("*/ladder.py"))
+    assert len(backward) > 8 and len(forward) > 5
+    for name, files in (("forward", forward), ("backward", backward)):
+        assert sum(map(code_lines, files)) <= PASS_LINES[name], name
+
+
+def test_lines_of_code_are_counted_without_words(tmp_path):
+    source = tmp_path / "few.py"
+    words = '"""Words\n\nof a module."""\n\n# a comment\n'
+    source.write_text(words + 'x = (\n    1,\n)\n\n\ndef f():\n    """Words."""\n    return x\n')
+    assert code_lines(source) == 5
 
 
 def is_jit(function: ast.FunctionDef) -> bool:

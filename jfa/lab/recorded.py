@@ -49,12 +49,11 @@ def provenance_lines(rows) -> list[str]:
         .drop_duplicates()
         .sort_values("date")
     )
-    labels = dict(
-        zip(PROVENANCE, ("", "driver ", "CUDA ", "torch ", "fbtriton ", "commit ", "limit ", ""), strict=True)
-    )
+    words = ("", "driver ", "CUDA ", "torch ", "fbtriton ", "commit ", "power limit ", "")
+    labels = dict(zip(PROVENANCE, words, strict=True))
     lines = []
     for row in found.to_dict("records"):
-        if isinstance(row["power_limit_w"], float):
+        if isinstance(row["power_limit_w"], (int, float)):
             row["power_limit_w"] = f"{row['power_limit_w']:.0f} W"
         lines.append(", ".join(f"{labels[name]}{row[name]}" for name in PROVENANCE))
     return lines
