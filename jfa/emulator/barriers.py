@@ -46,6 +46,11 @@ class MBarrier(Waitable):
         self.log = collections.deque(maxlen=6)
 
     @property
+    def is_warp_barrier(self):
+        """TLX's name for ``warp``, which kernels may read."""
+        return self.warp
+
+    @property
     def label(self):
         rank = f"@cta{self.cta.rank}" if len(self.cta.cluster) > 1 else ""
         return f"{self.array.name}[{self.index}]{rank}"
@@ -139,6 +144,7 @@ class BarrierArray:
         self.name = name
         self.named = named
         self.num = num
+        self.is_warp_barrier = warp
         self.index = len(cta.barrier_arrays)
         self.born = (machine.cur.slot, machine.cur.epoch)
         self.bars = [MBarrier(machine, self, i, count, warp) for i in range(num)]

@@ -27,6 +27,11 @@ def user_line(frame):
     return None
 
 
+def is_kernel_code(code):
+    """Whether a code object is one of kernel source."""
+    return code.co_filename in _FILES
+
+
 def traceback_line(error):
     """Line of the innermost kernel source frame in an exception's traceback, or None."""
     line = None

@@ -18,6 +18,7 @@ from .engines import Engines
 from .errors import EmulationError, EndlessError
 from .global_order import GlobalOrder
 from .kernels import user_line
+from .mangling import Bodies
 from .memory import SMEM_BYTES, TMEM_COLUMNS, TMEM_PITCH
 from .order import OnChipOrder, Site
 from .ordering import order_by_ptx
@@ -50,6 +51,7 @@ class Machine:
         self.findings = Findings()
         self.order = OnChipOrder(self.findings)
         self.globals = GlobalOrder(self)
+        self.bodies = Bodies(self.findings)
         self.ops = collections.Counter()
         self.waits = collections.defaultdict(lambda: [0, 0])
         self.hub = None

@@ -83,6 +83,8 @@ def barrier_arrive(bar, arrive_count=1, remote_cta_rank=None, pred=None):
     if not holds(pred):
         return
     bar = one_barrier(bar)
+    if machine.checks:
+        machine.bodies.note_arrive(task, bar)
     machine.maybe_preempt()
     if remote_cta_rank is not None:
         bar = barrier_on(bar, task.cta.cluster[int(remote_cta_rank)])

@@ -2,6 +2,8 @@
 
 Triton compiles several mistakes without complaint: too much tensor memory gives a stub, too many registers
 lose every ``setmaxnreg``, a two-CTA MMA forgets its cluster. ``Report.problems`` names them all.
+Two show in the emulator instead: one body compiled for two kinds of barriers (emulator/mangling.py), and a
+name that a loop loses (emulator/carried.py).
 """
 
 import gzip
