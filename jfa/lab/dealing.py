@@ -258,14 +258,15 @@ def empty_rows(shares=(0.0, 0.2, 0.4, 0.6, 0.8)) -> list[dict]:
 
 
 def measured_rows(directions=("forward", "backward")):
-    """Recorded rows of steps (04_steps) as a DataFrame with a direction, None if nothing is recorded."""
+    """Recorded rows of steps (04_steps, 05_steps) as a DataFrame with a direction; None if there are none."""
     import pandas
 
     from jfa.lab import figures
 
-    if not figures.path_of("04_steps").exists():
+    found = [figures.read(name) for name in ("04_steps", "05_steps") if figures.path_of(name).exists()]
+    if not found:
         return None
-    rows = figures.read("04_steps")
+    rows = pandas.concat(found, ignore_index=True)
     rows["tflops"] = pandas.to_numeric(rows["tflops"], errors="coerce")  # empty where a step did not run
     if "direction" not in rows:
         rows["direction"] = "forward"

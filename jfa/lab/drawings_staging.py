@@ -13,7 +13,7 @@ STEPS = ("dynamic", "dq_staged", "dq_released", "peeled")
 # What is measured of the reduction: label ("" where another line's stands for it), colour, dashes.
 ADDS = {
     ("store", 64, 64, 2): ("plain stores", style.INK, ":"),
-    ("reduce-add", 128, 16, 2): ("TMA adds, narrow slices", style.STEPS["peeled"], "-"),
+    ("reduce-add", 128, 16, 2): ("TMA adds, 16 columns", style.STEPS["peeled"], "-"),
     ("reduce-add", 64, 64, 1): ("", style.STEPS["dq_released"], "-"),
     ("reduce-add", 64, 64, 4): ("", style.STEPS["dq_released"], "-"),
     ("reduce-add", 64, 64, 2): ("TMA adds, 1, 2 or 4 tiles in flight", style.STEPS["dq_released"], "-"),
