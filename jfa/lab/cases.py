@@ -66,16 +66,16 @@ class Case:
         }
 
 
+def jagged_case(M: int, N: int, density: float) -> Case:
+    """A case of the production kind; half as many sequences where they are longest."""
+    return Case("jagged", M, N, density, B=384 if N >= 4096 else 768)
+
+
 def jagged_cases(
     queries=(128, 256, 512), limits=(512, 1024, 2048, 4096), densities=(0.1, 0.5, 0.9, 1.0)
 ) -> list[Case]:
     """Broadcast-Q over jagged histories: the production case and the paper's main figure."""
-    return [
-        Case("jagged", M, N, density, B=384 if N >= 4096 else 768)
-        for M in queries
-        for N in limits
-        for density in densities
-    ]
+    return [jagged_case(M, N, density) for M in queries for N in limits for density in densities]
 
 
 def history_cases() -> list[Case]:

@@ -261,18 +261,16 @@ def measured_rows(directions=("forward", "backward")):
     """Recorded rows of steps (04_steps, 05_steps) as a DataFrame with a direction; None if there are none."""
     import pandas
 
-    from jfa.lab import figures
+    from jfa.lab import figures, recorded
 
     found = [figures.read(name) for name in ("04_steps", "05_steps") if figures.path_of(name).exists()]
     if not found:
         return None
     rows = pandas.concat(found, ignore_index=True)
-    rows["tflops"] = pandas.to_numeric(rows["tflops"], errors="coerce")  # empty where a step did not run
     if "direction" not in rows:
         rows["direction"] = "forward"
-    if "scope" in rows:
-        rows = rows[rows["scope"] == ("call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0])]
-    return rows[rows["direction"].isin(directions) & rows["tflops"].notna()]
+    rows = recorded.timed(rows)
+    return rows[rows["direction"].isin(directions)]
 
 
 def measured_text(names, directions=("forward",)) -> str:
@@ -290,21 +288,12 @@ def measured_text(names, directions=("forward",)) -> str:
 
 def live_text(quick: bool = False) -> str:
     """Measure the forward steps that differ in their deal on the current GPU; a line a shape and step."""
-    import pandas
-
     from jfa import steps
-    from jfa.lab import ladder, recorded
+    from jfa.lab import ladder
 
-    chosen = {step.name: step for step in steps.FORWARD["hopper"][:3]}
+    names = [step.name for step in steps.FORWARD["hopper"][:3]]
     shapes = ladder.SHAPES[1:2] if quick else ladder.SHAPES[:3]
-    rows = list(ladder.measured("forward", shapes, chosen, rounds=3 if quick else 9))
-    lines = ["measured live, schedule given (kernel) or made in the call"]
-    for row in rows:
-        shape = f"M {row['M']} N {row['N']} density {row['density']:g}"
-        result = row.get("error") or f"{row['ms_p50']:.3f} ms, {row['tflops']:.0f} TFLOPS"
-        lines.append(f"{shape}  {row['scope']:<6} {row['step']:<17} {result}")
-    where = recorded.provenance_lines(pandas.DataFrame(rows))
-    return "\n".join([*lines, *(f"measured on {line}" for line in where)])
+    return ladder.live_text("forward", names, shapes, 3 if quick else 9)
 
 
 def compared_text() -> str:

@@ -2,11 +2,10 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import style
+from jfa.lab import recorded, style
 
 PREDICTED = "predicted from the kernels' own tile lists and deals on 132 SMs, not measured"
 UNIT = "key tiles"
@@ -144,11 +143,7 @@ def empty(rows):
 
 def steps(rows):
     """Bars: measured TFLOPS of the first Hopper steps over jagged shapes (04_steps)."""
-    rows = rows.assign(tflops=pandas.to_numeric(rows["tflops"], errors="coerce"))
-    rows = rows[rows["step"].isin(STEPS) & rows["tflops"].notna()].copy()
-    if "scope" in rows:
-        scope = "call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0]
-        rows = rows[rows["scope"] == scope]
+    rows = recorded.timed(rows[rows["step"].isin(STEPS)])
     if "direction" not in rows:
         rows["direction"] = "forward"
     directions = [name for name in ("forward", "backward") if (rows["direction"] == name).any()]

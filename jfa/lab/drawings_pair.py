@@ -1,10 +1,9 @@
 """How the figures of notebook 08 are drawn: the exchange of dS, traffic, order, measured steps."""
 
 import matplotlib.pyplot as plt
-import pandas
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jfa.lab import pair, pictures, style
+from jfa.lab import pair, pictures, recorded, style
 
 COUNTED = "counted in the emulator's trace, no GPU involved"
 CTAS = (style.color_of("load"), style.color_of("reduce"))
@@ -107,10 +106,7 @@ def order(rows):
 
 def steps(rows):
     """Bars: measured TFLOPS of the Hopper backward without and with pairs, by shape (08_steps)."""
-    rows = rows.assign(tflops=pandas.to_numeric(rows["tflops"], errors="coerce"))
-    rows = rows[rows["tflops"].notna()]
-    scope = "call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0]
-    rows = rows[rows["scope"] == scope]
+    rows = recorded.timed(rows)
     shapes = sorted({(row.M, row.N, row.density) for row in rows.itertuples()})
     figure, axes = plt.subplots(figsize=(7.2, 3.4))
     wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops").reindex(shapes)

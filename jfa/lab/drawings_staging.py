@@ -1,10 +1,9 @@
 """How the figures of notebooks 05 and 06 are drawn: the contended reduction, staging, early release."""
 
 import matplotlib.pyplot as plt
-import pandas
 from matplotlib.ticker import NullLocator
 
-from jfa.lab import pictures, replay, staging, style
+from jfa.lab import pictures, recorded, replay, staging, style
 
 PREDICTED = "predicted: the emulator's trace of one CTA charged with rates, not measured"
 NAMES = {"hopper": "H200, a turn of 64 rows", "blackwell": "B200, a turn of 128 rows"}
@@ -250,10 +249,7 @@ def steps(rows):
 
 def measured(rows):
     """The backward rows of 05_steps that have a time, of the scope that a user sees if it was recorded."""
-    rows = rows.assign(tflops=pandas.to_numeric(rows["tflops"], errors="coerce"))
-    rows = rows[rows["tflops"].notna() & (rows["direction"] == "backward")]
-    scope = "call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0]
-    return rows[rows["scope"] == scope].copy()
+    return recorded.timed(rows[rows["direction"] == "backward"])
 
 
 def ratios(rows, before: str, after: str) -> tuple[float, float]:

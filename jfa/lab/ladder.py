@@ -214,19 +214,24 @@ def schedule_of(step, problem, inputs):
     return make_schedule(problem, inputs.kv_offsets, None, block_m, sizes["BLOCK_N"], **options)
 
 
-SHAPES = [
-    cases.Case("jagged", M, N, density, B=384 if N >= 4096 else 768)
-    for M, N, density in (
-        (128, 512, 0.1),
-        (128, 1024, 0.5),
-        (128, 2048, 0.9),
-        (256, 1024, 0.5),
-        (256, 2048, 0.9),
-        (512, 1024, 0.1),
-        (512, 2048, 0.5),
-        (512, 4096, 0.9),
-    )
-]
+SHAPES = [cases.jagged_case(*shape) for shape in cases.FEW]
+
+
+def live_text(direction: str, names, shapes: list[cases.Case], rounds: int) -> str:
+    """Measure named Hopper steps on the current GPU; a line a shape, scope and step, then the provenance."""
+    import pandas
+
+    from jfa.lab import recorded
+
+    ladder = variants(direction)
+    found = list(measured(direction, shapes, {name: ladder[name] for name in names}, rounds))
+    lines = ["measured live, schedule given (kernel) or made in the call"]
+    for row in found:
+        shape = f"M {row['M']} N {row['N']} density {row['density']:g}"
+        result = row.get("error") or f"{row['ms_p50']:.3f} ms, {row['tflops']:.0f} TFLOPS"
+        lines.append(f"{shape}  {row['scope']:<6} {row['step']:<17} {result}")
+    where = recorded.provenance_lines(pandas.DataFrame(found))
+    return "\n".join([*lines, *(f"measured on {line}" for line in where)])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -40,6 +40,18 @@ def measured(prefix: str, folder: Path = figures.FOLDER):
     return rows
 
 
+def timed(rows):
+    """The rows of a DataFrame that have a time, of the scope that a user sees if it was recorded."""
+    import pandas
+
+    rows = rows.assign(tflops=pandas.to_numeric(rows["tflops"], errors="coerce"))
+    rows = rows[rows["tflops"].notna()]  # empty where a step did not run
+    if "scope" in rows and len(rows):
+        scope = "call" if (rows["scope"] == "call").any() else rows["scope"].iloc[0]
+        rows = rows[rows["scope"] == scope]
+    return rows.copy()
+
+
 def provenance_lines(rows) -> list[str]:
     """Return one line for each machine and set of versions that the rows come from."""
     found = (

@@ -194,20 +194,8 @@ def compared_text(before: str, after: str) -> str:
 
 def live_text(names, quick: bool = False) -> str:
     """Measure backward steps on the current GPU; a line a shape and step."""
-    import pandas
-
-    from jfa.lab import recorded
-
-    chosen = {name: ladder_of("hopper")[name] for name in names}
     shapes = ladder.SHAPES[1:2] if quick else ladder.SHAPES[1:5:2]
-    rows = list(ladder.measured("backward", shapes, chosen, rounds=3 if quick else 9))
-    lines = ["measured live, schedule given (kernel) or made in the call"]
-    for row in rows:
-        shape = f"M {row['M']} N {row['N']} density {row['density']:g}"
-        result = row.get("error") or f"{row['ms_p50']:.3f} ms, {row['tflops']:.0f} TFLOPS"
-        lines.append(f"{shape}  {row['scope']:<6} {row['step']:<17} {result}")
-    where = recorded.provenance_lines(pandas.DataFrame(rows))
-    return "\n".join([*lines, *(f"measured on {line}" for line in where)])
+    return ladder.live_text("backward", names, shapes, 3 if quick else 9)
 
 
 def added_bytes(events) -> tuple[int, int]:
