@@ -409,6 +409,25 @@ def test_gpu_same_bits_in_20_runs(rows):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("rows", [256, 512])
+def test_gpu_a_pair_adds_after_the_store_on_cold_memory(rows):
+    """Without a fence of the whole GPU's scope about one call in 100 was wrong: the store overtook the add."""
+    inputs = tensors(LONG * 20, rows, heads=4, dim=128, device="cuda")
+    leaves = [x.requires_grad_() for x in inputs[:3]]
+    out = jfa.jagged_flash_attention(*leaves, inputs[3], backend="hopper", step="stationary")
+    dout = torch.randn_like(out)
+    first = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    evict = torch.empty(2**28, device="cuda")
+    for _ in range(200):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # so that dK and dV lie in pages just mapped
+        evict.zero_()
+        again = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["peeled", "stationary"])
 def test_gpu_a_sum_over_4096_equal_sequences(name):
     q, k, v, offsets, _ = tensors([70], 40, dim=128, device="cuda", slack=0)

@@ -180,10 +180,13 @@ def await_turn(share, buffers, n, seen):
 
 @triton.jit
 def await_visible(n):
-    """Wait until the bulk stores that this thread issued are visible to others, not only read out of SMEM."""
-    return tl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [n], dtype=tl.int32, is_pure=False, pack=1
-    )
+    """Wait until the bulk stores that this thread issued are visible to the whole GPU.
+
+    A finished group is visible to this thread only: without the fence the next CTA's add has been overtaken
+    by the store on an H200, in a few lines of cold memory (figures/03_visibility.csv).
+    """
+    text: tl.constexpr = "cp.async.bulk.wait_group 0; fence.proxy.async; mov.b32 $0, $1;"
+    return tl.inline_asm_elementwise(text, "=r,r", [n], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -211,9 +214,8 @@ def write(share, buffers, dv, dk, ADD: tl.constexpr):
     """Writer: dV and dK of every tile, stored by the first CTA of the chain, added by the others in turn."""
     seen = 0
     first = (share.link + share.rank == 0) & (not ADD)
-    tile = share.tile(share.begin)
     for i in range(share.begin, share.end):
-        following = share.tile(i + 1)  # comes from L2: the waits for stores and words empty L1
+        tile = share.tile(i)
         n = i - share.begin
         span, end, key = ragged_row(tile.end, tile.length, tile.key)
         place = [span, end, key, share.head * share.HEAD_DIM]
@@ -230,7 +232,6 @@ def write(share, buffers, dv, dk, ADD: tl.constexpr):
         tlx.async_descriptor_store_wait(0)
         buffers.grad.release(n * GROUPS + 1)
         pass_on(share, buffers, n)
-        tile = following
 
 
 @triton.jit
