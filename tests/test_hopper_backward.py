@@ -411,7 +411,7 @@ def test_gpu_same_bits_in_20_runs(rows):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("rows", [256, 512])
 def test_gpu_a_pair_adds_after_the_store_on_cold_memory(rows):
-    """Without a fence of the whole GPU's scope about one call in 100 was wrong: the store overtook the add."""
+    """Without a fence of the whole GPU's scope one call in 100 was wrong: the store overtook the add."""
     inputs = tensors(LONG * 20, rows, heads=4, dim=128, device="cuda")
     leaves = [x.requires_grad_() for x in inputs[:3]]
     out = jfa.jagged_flash_attention(*leaves, inputs[3], backend="hopper", step="stationary")
