@@ -73,11 +73,14 @@ def load(
     PUBLISH: tl.constexpr,
     FRESH: tl.constexpr,
 ):
-    """One warp brings, for each item, its Q halves (if fresh) and then K and V block by block, last first.
+    """One warp brings, for each item, its Q halves (if fresh) and K and V block by block, last first.
 
     It looks two items ahead: item k+1 is published before item k's keys are streamed, because consumers
-    fetch their next tile early; item k+2 is drawn then too, so that nobody waits for the counter's latency.
+    fetch their next tile early; its record is read meanwhile, and item k+2 is drawn, so that nobody waits
+    for the latency of memory or of the counter. With blocks of 64 keys (short sequences) K goes before Q:
+    a slot for K is free earlier than one for Q.
     """
+    KEYS_FIRST: tl.constexpr = work.BLOCK_N == 64
     t = DRAW(deal, 0, 0)
     PUBLISH(deal, 0, t)
     ahead = DRAW(deal, 1, t)
@@ -90,15 +93,22 @@ def load(
     item = 0
     while t < deal.items:
         PUBLISH(deal, turn + 1, ahead)
+        coming = work.fetch(ahead, deal.items)
         further = DRAW(deal, turn + 2, ahead)
-        if (turn == 0) | FRESH(work, tile, before):
-            for half in tl.static_range(2):
-                row = tile.row + half * ROWS
-                q.fill(q_item + half, desc_q, tile.q_end, tile.q_len, row, tile.head * HEAD_DIM)
-            q_item += 2
         walk = work.walk(tile)
         column = tile.head // work.GROUP * HEAD_DIM
-        for j in range(walk.count):
+        row = walk.block(0) * work.BLOCK_N
+        if KEYS_FIRST:
+            k.fill(item, desc_k, tile.kv_end, tile.kv_len, row, column)
+        if (turn == 0) | FRESH(work, tile, before):
+            for half in tl.static_range(2):
+                q_row = tile.row + half * ROWS
+                q.fill(q_item + half, desc_q, tile.q_end, tile.q_len, q_row, tile.head * HEAD_DIM)
+            q_item += 2
+        if not KEYS_FIRST:
+            k.fill(item, desc_k, tile.kv_end, tile.kv_len, row, column)
+        v.fill(item, desc_v, tile.kv_end, tile.kv_len, row, column)
+        for j in range(1, walk.count):
             row = walk.block(j) * work.BLOCK_N
             k.fill(item + j, desc_k, tile.kv_end, tile.kv_len, row, column)
             v.fill(item + j, desc_v, tile.kv_end, tile.kv_len, row, column)
@@ -106,7 +116,7 @@ def load(
         before = tile
         t = ahead
         ahead = further
-        tile = work.fetch(t, deal.items)
+        tile = coming
         turn += 1
 
 

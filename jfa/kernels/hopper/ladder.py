@@ -27,7 +27,7 @@ def one_query_tile(problem: Problem) -> dict[str, int]:
 
 def two_query_tiles(problem: Problem) -> dict[str, int]:
     """A second Q buffer in the room of a V tile: the next tile's Q arrives during this one."""
-    return one_query_tile(problem) | {"Q_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": False}
+    return one_query_tile(problem) | {"Q_DEPTH": 2, "V_DEPTH": 2}
 
 
 def by_length(problem: Problem) -> dict[str, int]:
@@ -255,9 +255,9 @@ BACKWARD = [
 CONFIGURATIONS = [
     {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 3, "V_DEPTH": 2},
     {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2},
-    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": True},
+    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": False},
     {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 1, "V_DEPTH": 1},
     {"BLOCK_N": 64, "Q_DEPTH": 1, "K_DEPTH": 5, "V_DEPTH": 5},
-    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 4, "V_DEPTH": 4, "PINGPONG": True},
+    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 4, "V_DEPTH": 4, "PINGPONG": False},
     {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 1},
 ]
