@@ -89,6 +89,8 @@ SEQUENCES = ({"query": 136, "lengths": (1, 130, 5, 60, 70, 700), "heads": 1}, {}
 CHAIN = ({"query": 300, "lengths": (1, 130, 5), "heads": 1, "sms": 4}, {})  # two pairs at once on Hopper
 # One query tile an item; several tiles of one block in a row.
 FEW_ROWS = ({"query": 72, "lengths": (300, 1, 127, 128, 129, 5, 64), "heads": 2, "dim": 128}, {})
+# Blocks of 64 keys whose ring turns over between two tiles: four blocks and more, but short on average.
+FOUR_BLOCKS = ({"query": 72, "lengths": (250, 200, 240, 10, 1, 60, 5, 30, 20), "heads": 1, "dim": 128}, {})
 MANY_SEQUENCES = ({"query": 136, "lengths": (1, 130, 64, 0, 5, 60, 300, 20, 7, 200), "heads": 1}, {})
 PAIRS = ({"query": (130, 70, 0, 260), "lengths": (600, 200, 5, 300), "heads": 1}, {"causal": True})
 SHARED_KEYS = ({"query": 70, "lengths": (300, 40, 200), "heads": 4, "heads_kv": 2}, {})
@@ -96,7 +98,7 @@ SHARED_KEYS = ({"query": 70, "lengths": (300, 40, 200), "heads": 4, "heads_kv": 
 
 def _own():
     """This project's kernels: the last step of every ladder, and steps that synchronize in other ways."""
-    calls = [BROADCAST, WINDOW, PACKED, FEW_ROWS, SHARED_KEYS]
+    calls = [BROADCAST, WINDOW, PACKED, FEW_ROWS, FOUR_BLOCKS, SHARED_KEYS]
     first = forward("hopper", "warp_specialized", [BROADCAST])
     yield Target("hopper_forward_first", first, kernel="kernel")
     yield Target("hopper_forward", forward("hopper", None, calls), kernel="kernel", fast=True)

@@ -22,6 +22,10 @@ REASONS = {
         "With two buffers of Q: before Q of item t is loaded, ticket t + 1 is published; for that both groups"
         " have heard ticket t - 1, which they hear after their last product with Q of item t - 2."
     ),
+    "whole tile": (
+        "With one buffer of Q: the wait for it, just before, is for groups that have let go of every K and V "
+        "of the tile before."
+    ),
     "two stores": (
         "A slice of dQ leaves by two stores in a pair, so that one more in flight is still the last slice's."
     ),
@@ -61,14 +65,21 @@ hopper_forward_first
         consume: tlx.async_descriptor_store_wait(0)
     last turn: delete named barrier wait
         consume > Group.await_turn: tlx.named_barrier_wait(9 + self.ME, 256)
+    whole tile: delete wait
+        load > Ring.fill > Ring.claim #3: tlx.barrier_wait(self.empties[slot], parity ^ 1)
+        load > Ring.fill > Ring.claim #4: tlx.barrier_wait(self.empties[slot], parity ^ 1)
 hopper_forward
     compiler: delete fence
         finish_staged > store: tlx.fence('async_shared')
+    last turn: delete named barrier wait
+        consume > Group.await_turn: tlx.named_barrier_wait(9 + self.ME, 256)
     tickets: delete wait
-        load > Ring.fill > Ring.claim: tlx.barrier_wait(self.empties[slot], parity ^ 1)
+        load > Ring.fill > Ring.claim #2: tlx.barrier_wait(self.empties[slot], parity ^ 1)
 hopper_forward_stationary
     compiler: delete fence
         finish_staged > store: tlx.fence('async_shared')
+    last turn: delete named barrier wait
+        consume > Group.await_turn: tlx.named_barrier_wait(9 + self.ME, 256)
 hopper_backward_peeled
     compiler: delete fence
         store: tlx.fence('async_shared')

@@ -185,8 +185,10 @@ def await_visible(n):
     A finished group is visible to this thread only: without the fence the next CTA's add has been overtaken
     by the store on an H200, in a few lines of cold memory (figures/03_visibility.csv).
     """
-    text: tl.constexpr = "cp.async.bulk.wait_group 0; fence.proxy.async; mov.b32 $0, $1;"
-    return tl.inline_asm_elementwise(text, "=r,r", [n], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; fence.proxy.async; mov.b32 $0, $1;",
+        "=r,r", [n], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
