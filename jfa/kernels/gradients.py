@@ -163,8 +163,8 @@ def prepare_kernel(
 def finish_kernel(sums, dq, terms, stride, size, scale, TERMS: tl.constexpr, BLOCK: tl.constexpr):
     """dq = scale * (sum of ``terms`` float32 arrays, always in the same order), in the dtype of dq.
 
-    A program loads BLOCK numbers of TERMS arrays before it adds: all in flight at once. ``size`` is specialized: a
-    multiple of 16 lets 16 bytes travel together.
+    A program loads BLOCK numbers of TERMS arrays before it adds: all in flight at once. ``size`` is
+    specialized: a multiple of 16 lets 16 bytes travel together.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if TERMS == 1:

@@ -131,7 +131,8 @@ def ladder(rows):
         if len(speeds) > 1:
             said.append(f"{direction} {speeds.max() / speeds.iloc[0]:.2f} times")
     count = int(pandas.to_numeric(rows["shapes"]).min())
-    title = f"Best step over the first, {count} shapes: {', '.join(said)}"
+    start = "the baseline" if (rows["step"] == "baseline").any() else "the first"
+    title = f"Best step over {start}, {count} shapes: {', '.join(said)}"
     return plots.ladder_bars(rows.to_dict("records"), title, panel="direction", absent="no such step")
 
 

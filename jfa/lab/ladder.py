@@ -24,6 +24,7 @@ INSTRUCTIONS = {
     "hopper": ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG"),
     "blackwell": ("UTCMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDTM", "UGETNEXTWORKID"),
 }
+BASELINE = "baseline"  # where both ladders begin: the kernel that the compiler schedules
 LENGTHS = (0, 1, 127, 128, 129, 300, 63)  # what the emulator runs
 
 
@@ -162,24 +163,29 @@ def experiments() -> dict:
     sums = dataclasses.replace(staged, attend=folded.attend)
     return {
         "peeled": peeled,
-        "peeled pingpong": tiled(peeled, PINGPONG=True),
+        "peeled no turns": tiled(peeled, PINGPONG=False),
         "peeled BN64": tiled(peeled, short=(2, 5, 5), BLOCK_N=64),
         "peeled natural": dataclasses.replace(peeled, order="natural"),
         "staged": staged,
-        "staged pingpong": tiled(staged, PINGPONG=True),
+        "staged no turns": tiled(staged, PINGPONG=False),
         "staged folded": sums,
-        "staged folded pingpong": tiled(sums, PINGPONG=True),
         "staged Q1 more K": tiled(staged, (1, 3, 2), (1, 5, 5)),
         "staged Q1 more V": tiled(staged, (1, 2, 3), (1, 4, 6)),
         "staged zigzag": dataclasses.replace(staged, **static),
         "stationary": stationary,
-        "stationary pingpong": tiled(stationary, PINGPONG=True),
+        "stationary no turns": tiled(stationary, PINGPONG=False),
         "stationary Q2": tiled(stationary, (2, 2, 2), (2, 4, 4)),
     }
 
 
 def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 15):
-    """Yield a row for every shape, step and scope ("kernel": schedule given, "call": made in the call)."""
+    """Yield a row for every shape, step and scope ("kernel": schedule given, "call": made in the call).
+
+    ``chosen``: steps by name; BASELINE among them is the compiler-scheduled kernel, which takes no schedule:
+    it has the scope "call" alone.
+    """
+    from jfa.kernels import baseline
+
     module = module_of("hopper")
     for case in shapes:
         inputs = cases.make_inputs(case)
@@ -194,6 +200,9 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
         work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction)
         calls = {}
         for name, step in chosen.items():
+            if name == BASELINE:
+                calls[f"call:{name}"] = functools.partial(getattr(baseline, direction), *args)
+                continue
             schedule = schedule_of(step, problem, inputs)
             for scope, given in (("kernel", schedule), ("call", None)):
                 calls[f"{scope}:{name}"] = functools.partial(run, *args, step=step, schedule=given)
@@ -201,7 +210,8 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
             calls, rounds, sample_ms=5.0, graph=True, flush_l2=True, keep_going=True
         ):
             scope, name = row.pop("name").split(":")
-            columns = {**case.columns(), "direction": direction, "scope": scope, "impl": "jfa", "step": name}
+            impl = "jfa_baseline" if name == BASELINE else "jfa"
+            columns = {**case.columns(), "direction": direction, "scope": scope, "impl": impl, "step": name}
             yield columns | measure.add_work(row, work)
         torch.cuda.empty_cache()
 
@@ -249,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(show(rows(chosen.direction, arch)), flush=True)
     if chosen.only == "table" or not torch.cuda.is_available():
         return 0
-    compared = experiments() if chosen.experiments else variants(chosen.direction)
+    compared = experiments() if chosen.experiments else {BASELINE: None} | variants(chosen.direction)
     for row in measured(chosen.direction, SHAPES, compared, chosen.rounds):
         if chosen.output:  # at once: a run that is cut short keeps what it has
             measure.write_rows(chosen.output, [row], append=True)
