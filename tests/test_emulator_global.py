@@ -231,8 +231,9 @@ def test_neighbouring_elements_are_no_race():
 @triton.jit
 def wait_all(z):
     return tl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [z], dtype=tl.int32, is_pure=False, pack=1
-    )
+        "cp.async.bulk.wait_group 0; fence.proxy.async; mov.b32 $0, $1;",
+        "=r,r", [z], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

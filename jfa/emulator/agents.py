@@ -161,6 +161,7 @@ class Task:
         self.work = collections.Counter()
         self.traced_work = {}
         self.stores = []  # bulk stores whose writes were not waited for: (read stage, write stage)
+        self.hidden = []  # sites of those that were: complete, but no fence has shown them to other CTAs
         self.copies = []  # cp.async operations, committed groups as lists
         self.dots = []  # wgmma not waited for
         self.fence_epoch = 0  # epoch of the last fence to the async proxy
@@ -179,6 +180,14 @@ class Task:
     def tick(self):
         """A release: what follows is a new epoch."""
         self.clock.v[self.slot] += 1
+
+    def show_stores(self):
+        """A fence that reaches beyond the CTA: other CTAs may see the bulk stores that were waited for."""
+        if self.hidden:
+            self.tick()
+            for site in self.hidden:
+                site.shown = self.epoch
+            self.hidden = []
 
     def warp_sync(self):
         """All warps of the task meet (bar.sync, also the one the compiler puts before an mbarrier arrive)."""

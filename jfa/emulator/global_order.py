@@ -3,8 +3,10 @@
 Two overlapping accesses of which one writes are a race unless one is ordered before the other or both are
 atomic (tl.atomic_* and TMA reductions; a volatile load is not atomic: its lanes may see different values).
 Ordering between CTAs comes from atomics with acquire and release semantics, from relaxed ones together with
-fence.acq_rel.gpu, and inside a cluster from mbarriers. Reads of memory that the launch never writes cost next
-to nothing: they are only logged until the first write to the same tensor.
+fence.acq_rel.gpu, and inside a cluster from mbarriers. A complete bulk store (or reduction) must besides have
+been shown to other CTAs by a fence of its own task (ordering.py): else what follows it there is a "store not
+visible". Reads of memory that the launch never writes cost next to nothing: they are only logged until the
+first write to the same tensor.
 """
 
 import numpy as np
@@ -16,6 +18,14 @@ from .regions import Shadow, of_pointers, window
 READS = "RV"
 LANES = "the lanes of the reading warps may see different values"
 HARMLESS = {"RR", "RV", "VR", "VV", "AA", "AZ", "ZA", "ZZ"}
+BULK_WRITES = {"tma_store_write", "tma_reduce_write", "bulk_store_write"}
+WORDS = {
+    "R": "read",
+    "V": "volatile read",
+    "W": "write",
+    "A": "atomic update",
+    "Z": "addition of zeros",
+}
 LARGE = 64  # atomics on more elements than this synchronize through one variable a tensor
 
 
@@ -40,6 +50,14 @@ def _same_bits(flat, offsets, mask, value):
     return (
         np.ascontiguousarray(old).tobytes() == np.ascontiguousarray(np.broadcast_to(new, old.shape)).tobytes()
     )
+
+
+def _shown(record, clock, site):
+    """False for a complete bulk store of another CTA whose task has passed no fence that `clock` has seen."""
+    store = record.site
+    if store.op not in BULK_WRITES or store.task.cta is site.task.cta:
+        return True
+    return store.shown is not None and clock.saw(record.group, store.task.slot, store.shown)
 
 
 class GlobalOrder:
@@ -162,9 +180,10 @@ class GlobalOrder:
         keep = []
         for r in records:
             if r.mask & mask:
-                ordered = clock.saw(r.group, r.slot, r.epoch)
+                complete = clock.saw(r.group, r.slot, r.epoch)
+                ordered = complete and _shown(r, clock, site)
                 if not ordered and kind + r.kind not in HARMLESS:
-                    self.race(kind, shadow, site, r)
+                    (self.not_visible if complete else self.race)(kind, shadow, site, r)
                 if (
                     ordered and r.kind == kind
                 ) or kind == "W":  # whoever conflicts with r conflicts with this access too
@@ -175,18 +194,11 @@ class GlobalOrder:
         shadow.pages[page] = keep
 
     def race(self, kind, shadow, site, record):
-        words = {
-            "R": "read",
-            "V": "volatile read",
-            "W": "write",
-            "A": "atomic update",
-            "Z": "addition of zeros",
-        }
         other_cta = record.site.task.cta.pid
         same = kind + record.kind == "WW" and self.stored is not None and self.stored()
         self.findings.add(
             "global race",
-            f"{words[kind]} of {shadow.name} by {site} is not ordered after the {words[record.kind]} "
+            f"{WORDS[kind]} of {shadow.name} by {site} is not ordered after the {WORDS[record.kind]} "
             f"by {record.site}"
             + (f", CTA {other_cta}" if other_cta != site.task.cta.pid else "")
             + (" (both write the same value)" if same else "")
@@ -208,13 +220,28 @@ class GlobalOrder:
             ),
         )
 
+    def not_visible(self, kind, shadow, site, record):
+        self.findings.add(
+            "store not visible",
+            f"{WORDS[kind]} of {shadow.name} by {site} can come before the {WORDS[record.kind]} by "
+            f"{record.site}: cp.async.bulk.wait_group has made that visible to its own task only, and on an "
+            f"H200 such a store has overtaken the next CTA's add in a few lines of cold memory; between that "
+            f"wait and the word to the other CTA the storing task needs fence.proxy.async or "
+            f"fence.acq_rel.cluster",
+            "warning" if "Z" in kind + record.kind else "error",
+            task=site.task,
+            line=site.line,
+            buffer=shadow.name,
+            key=("not visible", kind, record.kind, shadow.name, site.line, site.op, record.site.line),
+        )
+
     # ---- synchronization through global memory
     def atomic(self, buf, offsets, mask, sem, scope):
         """A read-modify-write: an access of kind A, and acquire and release as `sem` says."""
         self.pointer_access("A", buf, offsets, mask)
         sem = _sem(sem)
         self.acquire(buf, offsets, mask, sem)
-        self.release(buf, offsets, mask, sem)
+        self.release(buf, offsets, mask, sem, scope)
 
     def acquire(self, buf, offsets, mask, sem):
         """Reads a synchronization variable: what was released there is seen, at once or by the next fence."""
@@ -229,12 +256,14 @@ class GlobalOrder:
                 else:
                     task.observed = (task.observed or []) + [clock]
 
-    def release(self, buf, offsets, mask, sem):
+    def release(self, buf, offsets, mask, sem, scope=None):
         """Writes a synchronization variable: releases the task's clock, or its clock at the last fence."""
         if not self.machine.checks:
             return
         task = self.machine.cur
         if sem in ("release", "acq_rel"):
+            if _name(scope) != "cta":
+                task.show_stores()
             clock = task.published().copy()
         elif task.released is not None:
             clock = task.released
@@ -255,8 +284,12 @@ class GlobalOrder:
         return [int(o) * itemsize + base for o in np.unique(offsets)]
 
 
+def _name(option):
+    return str(getattr(option, "value", option) or "").lower()
+
+
 def _sem(sem):
-    name = str(getattr(sem, "value", sem) or "acq_rel").lower()
+    name = _name(sem)
     return name if name in ("acquire", "release", "relaxed") else "acq_rel"
 
 

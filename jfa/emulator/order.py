@@ -14,13 +14,14 @@ FENCED_ACROSS = {"tma_store", "tma_reduce"}  # the compiler fences what the stor
 class Site:
     """Who accesses, for messages; rendered only when a finding needs it."""
 
-    __slots__ = ("task", "line", "op", "part")
+    __slots__ = ("task", "line", "op", "part", "shown")
 
     def __init__(self, task, line, op=None, part=None):
         self.task = task
         self.line = line
         self.op = op
         self.part = part
+        self.shown = None  # of a bulk store: its task's epoch at the fence that showed it to other CTAs
 
     def __str__(self):
         cta = f" of CTA {self.task.cta.pid}" if self.task.cta.machine.many_ctas else ""

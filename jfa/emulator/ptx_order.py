@@ -1,7 +1,8 @@
 """PTX instructions that order memory: they are handed to the machine, which knows what they order.
 
 CTX.ordering is called with ('bulk_wait', n, read_only), ('bulk_commit',), ('cp_async_wait', n),
-('cp_async_commit',), ('fence', scope), ('proxy_fence', space), ('griddepcontrol', what) and ('yield',).
+('cp_async_commit',), ('fence', scope), ('fence', scope, 'acquire' or 'release'), ('proxy_fence', space),
+('griddepcontrol', what) and ('yield',).
 """
 
 from .context import CTX, UnknownConstruct
@@ -57,7 +58,7 @@ def _fence(instruction):
         space = mods[2] if len(mods) > 2 else "all"
         CTX.ordering("proxy_fence", space if mods[1] == "async" else mods[1])
     elif mods and mods[0] == "mbarrier_init":
-        CTX.ordering("fence", "cluster")
+        pass  # it orders the initialization of barriers only, which is visible here by itself
     else:
         scope = next((SCOPES[m] for m in mods if m in SCOPES), None)
         known = {
@@ -70,7 +71,10 @@ def _fence(instruction):
         }
         if scope is None or any(m not in known and m not in SCOPES for m in mods):
             raise UnknownConstruct(f"PTX instruction fence.{'.'.join(mods)}")
-        CTX.ordering("fence", scope)
+        half = [m for m in mods if m in ("acquire", "release")]
+        if any(m.startswith("sync_restrict") for m in mods):
+            scope = "cta"  # it orders shared memory only
+        CTX.ordering("fence", scope, *half)
 
 
 def _membar(instruction):

@@ -136,6 +136,8 @@ def _arrive_and_wait(machine, bar, threads, orders=True):
     generation = bar.generation
     key = bar.key
     task.warp_sync()
+    if orders and bar is task.cta.group.cluster_barrier:
+        task.show_stores()
     bar.arrive(task, threads, task.threads, ("t", machine.trace("named_arrive", bar.label)))
     task.tick()
     machine.block_on(lambda: bar.generation > generation, bar, Wait(bar, phase=generation))
