@@ -84,7 +84,8 @@ def mma(share, buffers, x):
     """Tensor-core warp: the products that need a tile's dS come after the next tile's S."""
     sequences = 0
     q = buffers.q.await_full(0)  # load -> mma
-    for i in range(share.begin, share.end + 1):
+    # Addresses of Q, dO and dS do not change; hoisted, they are more than uniform registers can hold.
+    for i in tl.range(share.begin, share.end + 1, disable_licm=True):
         n = i - share.begin
         if i < share.end:
             score(buffers, x, buffers.k.await_full(n), q)  # load -> mma
