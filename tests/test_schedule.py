@@ -88,6 +88,21 @@ def test_sorted_descends_by_blocks_of_work_and_keeps_equals_in_order():
     ]
 
 
+def test_key_tiles_stand_in_their_sequences_order_whatever_the_sequences_order_is():
+    """Under a causal mask the first key block has the most work; equal work keeps the natural order."""
+    found = {}
+    for order in ORDERS:
+        schedule = listed([200, 130, 5], [1, 300, 130], order, True)
+        found[order] = [record[:2] for record in records(schedule.kv_tiles, schedule.kv_counts)]
+    blocks = {0: [[0, i] for i in range(4)], 1: [[1, i] for i in range(3)], 2: [[2, 0]]}
+    assert found["natural"] == [*blocks[0], *blocks[1], *blocks[2], [3, 0]]
+    assert found["sorted"] == [*blocks[1], *blocks[2], *blocks[0], [3, 0]]
+    broadcast = [listed(RAGGED, None, order, True) for order in ORDERS]
+    assert records(broadcast[0].kv_tiles, broadcast[0].kv_counts) == records(
+        broadcast[1].kv_tiles, broadcast[1].kv_counts
+    )
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_pruned_counts_only_tiles_with_work_and_puts_them_first(order):
     schedule = listed(RAGGED, QUERIES, order, True)

@@ -107,12 +107,15 @@ def fits_stationary(problem: Problem) -> str | None:
     return "window: expected none" if problem.masked else None
 
 
-def tiles_for(problem: Problem, schedule: Schedule | None, kv_offsets, q_offsets, block_n: int) -> Schedule:
-    """The caller's schedule if its key tiles are those of the kernel, else one made here."""
-    wanted = (block_n, "natural", True)
-    if schedule is not None and (schedule.block_n, schedule.order, schedule.pruned) == wanted:
-        return schedule
-    return make_schedule(problem, kv_offsets, q_offsets, 128, block_n, order="natural", pruned=True)
+def tiles_for(problem, schedule, kv_offsets, q_offsets, block_n: int, order: str = "natural") -> Schedule:
+    """The caller's schedule if its key tiles are those of the kernel, else one made here.
+
+    Key tiles that meet one shared query block have equal work: then both orders are the same.
+    """
+    if schedule is not None and (schedule.block_n, schedule.pruned) == (block_n, True):
+        if problem.broadcast_q or schedule.order == order:
+            return schedule
+    return make_schedule(problem, kv_offsets, q_offsets, 128, block_n, order=order, pruned=True)
 
 
 @triton.jit(do_not_specialize=["batch", "query_len", "total_kv", "count", "padded", "heads", "kv_columns"])
@@ -180,9 +183,9 @@ def finish_kernel(sums, dq, terms, stride, size, scale, TERMS: tl.constexpr, BLO
 
 
 def prepare_rows(
-    problem: Problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, block: int, padded: int = 0
-) -> Rows:
-    """Run the preprocess: statistics in blocks of ``block`` rows; also zeros dk and dv past the last offset.
+    problem: Problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, block: int, padded: int = 0
+) -> tuple[Rows, torch.Tensor, torch.Tensor]:
+    """Run the preprocess: statistics in blocks of ``block`` rows; dk and dv, zero past the last offset.
 
     ``padded`` rows are kept for every sequence of broadcast-Q (default: M rounded up to whole blocks).
     """
@@ -194,6 +197,7 @@ def prepare_rows(
         padded = 0
         tiles = problem.total_q // block + problem.batch
     count = tiles * block
+    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
     log2_lse, delta = (out.new_empty((heads, count), dtype=torch.float32) for _ in range(2))
     prepare_kernel[(tiles, heads)](
         out, dout, lse, lse if dlse is None else dlse, log2_lse, delta, dk, dv,
@@ -201,7 +205,7 @@ def prepare_rows(
         problem.batch, problem.total_q, problem.total_kv, count, padded, heads, problem.heads_kv * dim,
         BROADCAST=problem.broadcast_q, HAS_DLSE=dlse is not None, BLOCK=block, HEAD_DIM=dim, num_warps=4,
     )  # fmt: skip
-    return Rows(log2_lse, delta, padded, count)
+    return Rows(log2_lse, delta, padded, count), dk, dv
 
 
 def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor, scale: float | None = None):

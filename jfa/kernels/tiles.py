@@ -7,6 +7,8 @@ the others, where a kernel only fills their rows. Rows past the last offset coun
 of queries without keys and of keys without queries.
 
 Sorting is stable and by whole blocks of work, so equal sequences stay neighbours (their tails share L2).
+Under a causal mask a sequence's last block of queries and its first block of keys have the most work: sorted
+query tiles stand backwards within a sequence, key tiles never do.
 """
 
 import dataclasses
@@ -141,14 +143,14 @@ def _listed(kv_offsets, q_offsets, q_rows, kv_rows, block_m, block_n, order, pru
     seen_keys[batch:] = 0
     seen_queries[batch:] = 0
     lists = []
-    q_side = (q_lengths, seen_keys, block_m, block_n, seen_keys)
-    kv_side = (kv_lengths, seen_queries, block_n, block_m, kv_lengths)
+    q_side = (order == "sorted", q_lengths, seen_keys, block_m, block_n, seen_keys)
+    kv_side = (False, kv_lengths, seen_queries, block_n, block_m, kv_lengths)
     for side, size in zip((q_side, kv_side), capacity, strict=True):
         lists += _list(*side, kv_offsets, size, order, pruned)
     return [*lists, q_offsets]
 
 
-def _list(own, other, block, other_block, kv_lengths, kv_offsets, capacity, order, pruned):
+def _list(backwards, own, other, block, other_block, kv_lengths, kv_offsets, capacity, order, pruned):
     tiles = (own + block - 1) // block
     work = (other + other_block - 1) // other_block
     key = work if order == "sorted" else torch.ones_like(work)
@@ -162,7 +164,7 @@ def _list(own, other, block, other_block, kv_lengths, kv_offsets, capacity, orde
     at = torch.searchsorted(ends, places, right=True).clamp_(max=ends.numel() - 1)
     sequence = sequences[at]
     block_index = places - (ends - tiles[sequences])[at]
-    if order == "sorted":
+    if backwards:
         block_index = tiles[sequence] - 1 - block_index
     records = torch.stack([sequence, block_index, kv_offsets[sequence], kv_lengths[sequence]], 1).int()
     total = ends[-1]
@@ -241,7 +243,7 @@ def list_tiles(
         kv_busy += tl.sum(tl.where(kv_does > 0, kv_count, 0), 0)
     kv_row = tl.load(kv_offsets + i).to(tl.int32)
     _write(q_tiles, q_place, tl.cdiv(q_len, BLOCK_M), i, kv_row, tl.where(i < batch, kv_len, 0), SORTED)
-    _write(kv_tiles, kv_place, tl.cdiv(kv_len, BLOCK_N), i, kv_row, kv_len, SORTED)
+    _write(kv_tiles, kv_place, tl.cdiv(kv_len, BLOCK_N), i, kv_row, kv_len, False)
     if not BROADCAST:
         tl.store(longer + i, tl.load(q_offsets + i).to(tl.int32))
     if i == batch:
@@ -286,10 +288,10 @@ def _before(key_j, j, key_i, i):
 
 
 @triton.jit
-def _write(tiles, place, count, sequence, kv_row, kv_len, SORTED: tl.constexpr):
+def _write(tiles, place, count, sequence, kv_row, kv_len, BACKWARDS: tl.constexpr):
     for start in range(0, count, 128):
         block = start + tl.arange(0, 128)
-        at = tiles + 4 * (place + (count - 1 - block if SORTED else block))
+        at = tiles + 4 * (place + (count - 1 - block if BACKWARDS else block))
         real = block < count
         tl.store(at, sequence + block * 0, real)
         tl.store(at + 1, block, real)

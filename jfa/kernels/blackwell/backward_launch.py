@@ -30,8 +30,7 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
     roles = {"DRAW": None, "RELAY": None} | step.constexprs(problem)
     dim, pair, size, columns = problem.head_dim, roles["PAIR"], ROWS.value, roles["SLICE"]
     schedule = tiles_for(problem, schedule, kv_offsets, q_offsets, pair * size)
-    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-    rows = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, size)
+    rows, dk, dv = prepare_rows(problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, size)
     sums = torch.zeros((1, problem.total_q, problem.heads_q * dim), dtype=torch.float32, device=q.device)
     items = schedule.kv_tiles.shape[0] * problem.heads_kv
     programs = items if step.draw is not None else min(items, multiprocessors(q.device) // pair)
@@ -57,8 +56,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     size, dim, heads = ROWS.value, problem.head_dim, problem.heads_q
     padded = -(-problem.total_q // size) * size
     schedule = tiles_for(problem, schedule, kv_offsets, q_offsets, size)
-    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-    rows = prepare_rows(problem, dout, dlse, out, lse, kv_offsets, q_offsets, dk, dv, size, padded)
+    rows, dk, dv = prepare_rows(problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, size, padded)
     shares = max(multiprocessors(q.device) // heads, 1)
     sums = torch.empty((shares, padded, heads * dim), dtype=torch.float32, device=q.device)
     inputs = [ragged_descriptor(packed_rows(x), size, dim) for x in (q, k, v, dout, dk, dv)]

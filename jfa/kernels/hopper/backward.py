@@ -55,8 +55,8 @@ def load(
         PUBLISH(deal, k_item, following)  # before the item's loads: readers look one item ahead
         for i in range(COUNT(keys, t)):
             tile = TILE(keys, t, i)
-            span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
-            place = [span, end, key, tile.head * buffers.HEAD_DIM]
+            place = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine)
+            place += (tile.head * buffers.HEAD_DIM,)
             slot = buffers.k.claim(tiles)
             tlx.barrier_expect_bytes(buffers.k.fulls[slot], buffers.k.bytes)
             tlx.async_descriptor_load(k, buffers.k.tiles[slot], place, buffers.k.fulls[slot])
@@ -104,18 +104,18 @@ def send_half(keys, ring, slot, desc, end, length, row, column):
     for rank in tl.static_range(2):
         if keys.mine == rank * keys.KEYS:
             half = tlx.local_slice(ring.tiles[slot], [rank * HALF, 0], [HALF, ring.tiles.shape[1]])
-            span, last, first = ragged_row(end, length, row + rank * HALF)
-            tlx.async_descriptor_load(desc, half, [span, last, first, column], full, multicast_targets=[0, 1])
+            place = ragged_row(end, length, row + rank * HALF) + (column,)
+            tlx.async_descriptor_load(desc, half, place, full, multicast_targets=[0, 1])
 
 
 @triton.jit
 def add_turn(keys, buffers, tile, dq, head, block, turn):
     """Start the reduce-adds of all parts of one turn's dQ; rows past the sequence's queries are dropped."""
-    span, end, row = ragged_row(tile.q_end, tile.q_len, block * keys.BLOCK_M)
+    place = ragged_row(tile.q_end, tile.q_len, block * keys.BLOCK_M)
     for group in tl.static_range(GROUPS):
         slot = buffers.dq.await_full(turn * GROUPS + group)
         column = head * buffers.HEAD_DIM + group * (buffers.HEAD_DIM // GROUPS)
-        tlx.async_descriptor_store(dq, buffers.dq.tiles[slot], [span, end, row, column], store_reduce="add")
+        tlx.async_descriptor_store(dq, buffers.dq.tiles[slot], place + (column,), store_reduce="add")
 
 
 @triton.jit
@@ -169,7 +169,8 @@ def kernel(
     DRAW: tl.constexpr, PUBLISH: tl.constexpr, HEAR: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BROADCAST: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROW_STAGES: tl.constexpr, DQ_STAGES: tl.constexpr, PAIR: tl.constexpr, REGISTERS: tl.constexpr,
+    ROW_STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DQ_STAGES: tl.constexpr, PAIR: tl.constexpr,
+    REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Persistent: one CTA an SM (a pair of CTAs on two), items as the deal hands them out."""
     KEYS: tl.constexpr = BLOCK_N // PAIR
@@ -177,7 +178,7 @@ def kernel(
     ROW_BYTES: tl.constexpr = 2 * BLOCK_M * HEAD_DIM
     STAT_BYTES: tl.constexpr = 2 * 4 * BLOCK_M
     PARTS: tl.constexpr = GROUPS * DQ_STAGES
-    program = tl.program_id(0) // PAIR
+    program, programs = tl.program_id(0) // PAIR, tl.num_programs(0) // PAIR
     mine = program * 0
     if PAIR > 1:
         mine = tlx.cluster_cta_rank() * KEYS
@@ -187,7 +188,6 @@ def kernel(
     )  # fmt: skip
     tickets = tlx.local_alloc((1,), tl.int32, 2)
     heard = tlx.alloc_warp_barrier(2, num_warps=9)  # two compute groups and the writer
-    programs = tl.num_programs(0) // PAIR
     deal = Deal(program, programs, ITEMS(keys), counter, tickets, tlx.alloc_barriers(2), heard, 1)
     k_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
     v_tiles = tlx.local_alloc((KEYS, HEAD_DIM), DTYPE, 1)
@@ -209,10 +209,11 @@ def kernel(
         ring(dout_tiles, ROW_STAGES, ROW_BYTES + STAT_BYTES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
         tlx.local_alloc((BLOCK_M,), tl.float32, ROW_STAGES),
-        tlx.local_alloc((KEYS, BLOCK_M), DTYPE, 1),
+        tlx.local_alloc((KEYS, BLOCK_M), DTYPE, DS_STAGES),
         Ring(dq_tiles, tlx.alloc_warp_barrier(PARTS, num_warps=4), tlx.alloc_barriers(PARTS), PARTS, 0),
         HEAD_DIM,
         PAIR,
+        DS_STAGES,
     )
     statistics = Statistics(log2_lse, delta, stat_rows)
     leave = tlx.alloc_barriers(1)

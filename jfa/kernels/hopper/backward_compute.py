@@ -32,6 +32,7 @@ class Buffers:
     dq: Ring  # compute -> reduce: a part of dQ from either group a turn
     HEAD_DIM: tl.constexpr
     PAIR: tl.constexpr  # CTAs that share Q and dO
+    DS_STAGES: tl.constexpr  # tiles of dS
 
     @triton.jit
     def release_rows(self, turn):
@@ -69,20 +70,20 @@ def scores(group: tl.constexpr, keys, tile, buffers, block, turn, scale_log2, ma
 
 
 @triton.jit
-def share_scores(group: tl.constexpr, keys, buffers, ds):
+def share_scores(group: tl.constexpr, keys, buffers, turn, ds):
     """dS^T of this group's keys into shared memory; returns when both groups' halves are there."""
-    mine = tlx.local_slice(buffers.ds[0], [group * ROWS, 0], [ROWS, keys.BLOCK_M])
+    mine = tlx.local_slice(buffers.ds[turn % buffers.DS_STAGES], [group * ROWS, 0], [ROWS, keys.BLOCK_M])
     tlx.local_store(mine, ds)
     tlx.fence("async_shared")  # the tensor cores read dS through the asynchronous proxy
     tlx.named_barrier_wait(SCORES_READY, GROUPS * 128)
 
 
 @triton.jit
-def start_dq(group: tl.constexpr, keys, buffers):
+def start_dq(group: tl.constexpr, keys, buffers, turn):
     """Start dQ = dS K over all keys of the CTA, this group's half of its columns."""
     WIDTH: tl.constexpr = buffers.HEAD_DIM // GROUPS
     k_half = tlx.local_slice(buffers.k.tiles[0], [0, group * WIDTH], [keys.KEYS, WIDTH])
-    return tlx.async_dot(tlx.local_trans(buffers.ds[0]), k_half)
+    return tlx.async_dot(tlx.local_trans(buffers.ds[turn % buffers.DS_STAGES]), k_half)
 
 
 @triton.jit
@@ -103,9 +104,9 @@ def multiply(group: tl.constexpr, keys, tile, buffers, block, turn, dk, dv, scal
     """
     p, ds, slot = scores(group, keys, tile, buffers, block, turn, scale_log2, masked)
     dv = tlx.async_dot(p, buffers.dout.tiles[slot], dv)
-    share_scores(group, keys, buffers, ds)
+    share_scores(group, keys, buffers, turn, ds)
     dk = tlx.async_dot(ds, buffers.q.tiles[slot], dk)
-    dq = start_dq(group, keys, buffers)
+    dq = start_dq(group, keys, buffers, turn)
     dk = tlx.async_dot_wait(1, dk)
     buffers.release_rows(turn)  # the loader may replace Q and dO
     dq = tlx.async_dot_wait(0, dq)
@@ -116,17 +117,22 @@ def multiply(group: tl.constexpr, keys, tile, buffers, block, turn, dk, dv, scal
 
 @triton.jit
 def multiply_dq_first(group: tl.constexpr, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked):
-    """As `multiply`, but dQ before dK: its registers leave for staging while the tensor cores form dK."""
+    """As `multiply`, but dQ before dK: its registers leave for staging while the tensor cores form dK.
+
+    With a second tile of dS the groups need not meet again: who fills a tile has met the other group since
+    its last turn with that tile ended.
+    """
     p, ds, slot = scores(group, keys, tile, buffers, block, turn, scale_log2, masked)
     dv = tlx.async_dot(p, buffers.dout.tiles[slot], dv)
-    share_scores(group, keys, buffers, ds)
-    dq = start_dq(group, keys, buffers)
+    share_scores(group, keys, buffers, turn, ds)
+    dq = start_dq(group, keys, buffers, turn)
     dk = tlx.async_dot(ds, buffers.q.tiles[slot], dk)
     dq = tlx.async_dot_wait(1, dq)
     put(group, buffers, turn, dq)
     dk = tlx.async_dot_wait(0, dk)
     buffers.release_rows(turn)  # the loader may replace Q and dO
-    tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
+    if buffers.DS_STAGES == 1:
+        tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     return dk, dv
 
 
@@ -147,7 +153,7 @@ def walk_peeled(
 ):
     """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
     first, end = keys.bulk_blocks(tile, low, high)
-    for block in range(low, high):
+    for block in tl.range(low, high, disable_licm=True):  # hoisted addresses would be spilled
         masked = (block < first) | (block >= end)
         dk, dv = MULTIPLY(group, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked)
         turn += 1
@@ -158,14 +164,16 @@ def walk_peeled(
 def store(group: tl.constexpr, keys, tile, buffers, dk, dv, dk_out, dv_out, scale):
     """Epilogue: dK and dV leave through this group's rows of the K and V tiles; TMA clips the last tile.
 
-    The other group has met this one at SCORES_READ behind its last dQ, which read this group's K rows.
+    The groups meet at SCORES_READ behind their last dQ, which read the other group's K rows too.
     """
     DTYPE: tl.constexpr = buffers.k.tiles.dtype
     mine: tl.constexpr = group * ROWS
     dk_rows = tlx.local_slice(buffers.dk[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
     dv_rows = tlx.local_slice(buffers.dv[0], [mine, 0], [ROWS, buffers.HEAD_DIM])
-    span, end, key = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine + mine)
-    place = [span, end, key, tile.head * buffers.HEAD_DIM]
+    place = ragged_row(tile.kv_end, tile.kv_len, tile.key + keys.mine + mine)
+    place += (tile.head * buffers.HEAD_DIM,)
+    if buffers.DS_STAGES > 1:
+        tlx.named_barrier_wait(SCORES_READ, GROUPS * 128)
     tlx.local_store(dk_rows, (dk * scale).to(DTYPE))
     tlx.local_store(dv_rows, dv.to(DTYPE))
     tlx.fence("async_shared")  # the TMA unit reads them

@@ -125,12 +125,18 @@ FORWARD = [WARP_SPECIALIZED, BALANCED, DYNAMIC, PEELED, STAGED, STATIONARY]
 
 def one_staging_tile(problem: Problem) -> dict[str, int]:
     """128 keys against blocks of 64 query rows, the only tile that needs no spills; Q and dO twice."""
-    return {"BLOCK_M": 64, "BLOCK_N": 128, "ROW_STAGES": 2, "DQ_STAGES": 1, "PAIR": 1, "REGISTERS": 240}
+    stages = {"ROW_STAGES": 2, "DS_STAGES": 1, "DQ_STAGES": 1}
+    return {"BLOCK_M": 64, "BLOCK_N": 128} | stages | {"PAIR": 1, "REGISTERS": 240}
 
 
 def two_staging_tiles(problem: Problem) -> dict[str, int]:
     """Room for two blocks of dQ: one is filled while the other is added."""
     return one_staging_tile(problem) | {"DQ_STAGES": 2}
+
+
+def two_tiles_of_ds(problem: Problem) -> dict[str, int]:
+    """The last 16 KB at a head dimension of 128: one dS is read while the next is written."""
+    return two_staging_tiles(problem) | {"DS_STAGES": 2}
 
 
 def in_pairs(problem: Problem) -> dict[str, int]:
@@ -224,6 +230,15 @@ TWO_CTA = dataclasses.replace(
     publish=parts.stay_silent,
     hear=parts.round_robin,
 )
+DS_BUFFERED = dataclasses.replace(
+    BACKWARD_PEELED,
+    name="ds_buffered",
+    title="dS twice, longest tiles first",
+    idea="With two tiles of dS the groups meet once a block of rows, not twice; the list is sorted by work.",
+    notebook="09_full_kernel",
+    order="sorted",
+    tiling=two_tiles_of_ds,
+)
 BACKWARD_STATIONARY = HopperStationary(
     name="stationary",
     title="dQ stays on chip",
@@ -248,6 +263,7 @@ BACKWARD = [
     DQ_RELEASED,
     BACKWARD_PEELED,
     TWO_CTA,
+    DS_BUFFERED,
     BACKWARD_STATIONARY,
 ]
 
