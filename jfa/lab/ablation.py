@@ -38,7 +38,11 @@ FORWARD = {
         (
             r"(\w\.fill\(item \+ j, desc_[kv], )tile\.kv_end, tile\.kv_len, row",
             r"\1((item + j + t) % SPREAD + 1) * work.BLOCK_N, work.BLOCK_N, 0",
-        )
+        ),
+        (
+            r"(\w\.fill\(item, desc_[kv], )tile\.kv_end, tile\.kv_len, row",
+            r"\1((item + t) % SPREAD + 1) * work.BLOCK_N, work.BLOCK_N, 0",
+        ),
     ],
 }
 KEYS_BACKWARD = {

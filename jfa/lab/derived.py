@@ -1,4 +1,4 @@
-"""Rows of figures that are drawn from other recordings: the roofline, the ladder, dense shapes, two days.
+"""Rows of figures that are drawn from other recordings: the roofline, the ladder, dense shapes, two runs.
 
 Each is a small table with the provenance of what it was made of, so that a figure lies beside its data.
 """
@@ -6,13 +6,14 @@ Each is a small table with the provenance of what it was made of, so that a figu
 import statistics
 from pathlib import Path
 
-from jfa.lab import flops, results
+from jfa.lab import course, flops, results
 from jfa.lab.cases import Case
 from jfa.lab.figures import FOLDER
 from jfa.lab.machine import PROVENANCE
 from jfa.lab.recorded import geometric_mean
 
 DIRECTIONS = results.DIRECTIONS
+KNOWN = [name for name, _, _ in course.LADDER]
 
 
 def where(row: dict) -> dict:
@@ -56,13 +57,15 @@ def roofline_rows(rows: list[dict]) -> list[dict]:
 def ladder_rows(forward: list[dict], backward: list[dict]) -> list[dict]:
     """Geometric mean TFLOPS of every step over the shapes that all steps of its direction ran.
 
+    The baseline is the first where it was measured; variants that are no step of the ladder are left out.
     None before both directions were measured.
     """
     table = []
     if not (forward and backward):
         return table
     for direction, rows in zip(DIRECTIONS, (forward, backward)):
-        kept = [row for row in rows if row["scope"] == "call" and row.get("tflops") not in (None, "")]
+        known = [row for row in rows if row["step"] in KNOWN]
+        kept = [row for row in known if row["scope"] == "call" and row.get("tflops") not in (None, "")]
         steps = {}
         for row in kept:
             steps.setdefault(row["step"], {})[row["M"], row["N"], row["density"]] = row
@@ -137,6 +140,23 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
         f"two runs, {len(rows)} measurements: our times differ by {percent[0]:.1f} % in the median and "
         f"{percent[1]:.1f} % at most, ratios over FA4 by {percent[2]:.1f} % and {percent[3]:.1f} %"
     )
+
+
+def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
+    """Milliseconds (p50) of both runs side by side with their ratio, the shapes that differ most first."""
+    rows = spread_rows(first, second)
+    if not rows:
+        return spread_text(first, second)
+    rows = sorted(rows, key=lambda row: -abs(row["ms_second"] / row["ms_first"] - 1))
+    lines = [f"{'whole call, ms p50':<44} {'run 1':>8} {'run 2':>8}  run 2 over run 1"]
+    for row in rows[:count]:
+        rows_of_q = f"M={row['M']} " if row["suite"] in ("jagged", "histories") else ""
+        shape = f"{row['suite']} {rows_of_q}N={row['N']} density {row['density']:g}"
+        name = f"{shape}{', causal' if row['causal'] else ''}, {row['direction']}"
+        ratio = row["ms_second"] / row["ms_first"]
+        lines.append(f"{name:<44} {row['ms_first']:8.3f} {row['ms_second']:8.3f}  {ratio:.3f}")
+    rest = f"... {len(rows) - count} measurements that differ less\n" if len(rows) > count else ""
+    return "\n".join(lines) + f"\n{rest}{spread_text(first, second)}"
 
 
 def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:

@@ -62,6 +62,58 @@ def stalls(table):
     return shares.assign(other=1 - shares.sum(axis=1))
 
 
+# Below this share no unit is called the limit: then warps wait, and the reasons say for what.
+BUSY = 0.75
+
+
+def limits(rows) -> list[dict]:
+    """What the profiler names as the limit of each step: the busiest unit and why warps wait most.
+
+    Rows of `10_counters`; direction, M, step, ``unit`` and ``busy`` (share of its peak), ``tensor`` and
+    ``hbm`` beside it, ``reason`` and ``waiting`` (its share of the warps' waiting), and ``limit`` in words.
+    """
+    table = by_pass(rows)
+    units = [name for name in UNITS if name in table]
+    reasons = stalls(table)
+    found = []
+    for place, line in table.iterrows():
+        busy = line[units].astype(float).dropna()
+        why = reasons.loc[place].astype(float).dropna()
+        row = {name: line[name] for name in ("direction", "M", "step")}
+        row |= {"tensor": line.get("tensor_busy"), "hbm": line.get("dram_busy")}
+        row |= {"unit": "-", "busy": float("nan"), "reason": "-", "waiting": float("nan")}
+        if len(busy):
+            row |= {"unit": UNITS[busy.idxmax()].replace("\n", " "), "busy": float(busy.max())}
+        if len(why):
+            row |= {"reason": why.idxmax(), "waiting": float(why.max())}
+        full = row["busy"] >= BUSY
+        row["limit"] = (
+            f"{row['unit']}, near its peak" if full else f"no unit; warps wait for: {row['reason']}"
+        )
+        found.append(row)
+    return found
+
+
+def limits_text(rows) -> str:
+    """The lines of `limits` as a table; rows is None where nothing is recorded."""
+    if rows is None:
+        return "not counted: there is no figures/10_counters.csv, so nothing here is named as the limit"
+
+    def share(value):
+        return "  -" if value != value else f"{100 * value:3.0f}"
+
+    title = (
+        f"{'pass':<8} {'M':>4} {'step':<17} {'tensor':>6} {'HBM':>4}  {'busiest unit':<17}  waiting most for"
+    )
+    lines = [f"{title:<91} the limit"]
+    for row in limits(rows):
+        unit = f"{row['unit']} {share(row['busy'])} %"
+        reason = f"{row['reason']} {share(row['waiting'])} %"
+        head = f"{row['direction']:<8} {row['M']:>4} {row['step']:<17} {share(row['tensor']):>4} %"
+        lines.append(f"{head} {share(row['hbm'])} %  {unit:<17}  {reason:<25} {row['limit']}")
+    return "\n".join([*lines, "of a kernel's time under Nsight Compute, which runs it alone and cool"])
+
+
 def counters(rows):
     """Table of busy shares, and beside it why warps wait; a line a step (10_counters)."""
     table = by_pass(rows)

@@ -1,4 +1,4 @@
-"""How the figures of notebook 09 are drawn: ratios over FA4, roofline, ladder, dense shapes, two days."""
+"""How the figures of notebook 09 are drawn: ratios over FA4, roofline, ladder, dense shapes, two runs."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -57,6 +57,7 @@ def ratios(rows):
             axes.scatter(at, values, s=sizes, color=color, alpha=0.75, linewidths=0, label=f"M = {rows_of_q}")
         axes.axhline(1, color=style.FAINT, linewidth=0.8)
         axes.axhline(LEAST, color=style.FAINT, linewidth=0.8, linestyle=":")
+        axes.text(1.0, LEAST, " target of each", transform=axes.get_yaxis_transform(), fontsize=7.5)
         axes.axhline(OVER[direction], color=style.INK, linewidth=1, linestyle="--")
         axes.text(
             1.0, OVER[direction], " target of the mean", transform=axes.get_yaxis_transform(), fontsize=7.5
@@ -179,7 +180,7 @@ def _dense_finding(rows) -> str:
 
 
 def spread(rows):
-    """Dots: our ratio over FA4 on two days, forward and backward (09_spread)."""
+    """Dots: our ratio over FA4 in two runs, forward and backward (09_spread)."""
     table = records(rows)
     figure, panels = plt.subplots(1, 2, figsize=(8, 4.1), sharex=True, sharey=True)
     top = 1.05 * max(max(row["over_fa4_first"], row["over_fa4_second"]) for row in table)
@@ -194,11 +195,12 @@ def spread(rows):
             alpha=0.7,
             linewidths=0,
         )
-        axes.set(xlim=(0, top), ylim=(0, top), aspect="equal", xlabel=f"on {table[0]['date_first']}")
+        axes.set(xlim=(0, top), ylim=(0, top), aspect="equal")
+        axes.set_xlabel(f"times as fast as FA4, first run, {table[0]['date_first']}")
         axes.set_title(direction, loc="left")
-    panels[0].set_ylabel(f"times as fast as FA4, on {table[0]['date_second']}")
+    panels[0].set_ylabel(f"second run, {table[0]['date_second']}")
     median, most = derived.differences(table, "over_fa4")
     title = (
-        f"Two days: ratios over FA4 differ by {100 * median:.1f} % in the median, {100 * most:.1f} % at most"
+        f"Two runs: ratios over FA4 differ by {100 * median:.1f} % in the median, {100 * most:.1f} % at most"
     )
     return style.finish(figure, title, style.caption(rows))

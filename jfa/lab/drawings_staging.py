@@ -164,11 +164,15 @@ def release_timeline(rows):
         mine = rows[
             (rows["kernel"].astype(str) == kernel) & (rows["lane"] == "columns") & (rows["label"] == "dQ")
         ]
-        taken[kernel] = (mine["predicted_end"] - mine["predicted_start"]).mean()
+        turns = list(mine["predicted_end"] - mine["predicted_start"])
+        taken[kernel] = turns[len(turns) // 2]
     title = (
         f"Predicted: dQ keeps its columns {taken['0']:,.0f} clocks, or {taken['2']:,.0f} with two slices held"
     )
-    note = f"{PREDICTED} · columns: the tensor memory that dP and dQ share · {staging.QUERIES[0]} query rows"
+    note = (
+        f"{PREDICTED} · columns: the tensor memory that dP and dQ share · {staging.QUERIES[0]} query rows, "
+    )
+    note += "three turns; the title tells of the middle one"
     return pictures.timeline(events, title, lanes=lanes, note=note)
 
 
@@ -205,8 +209,9 @@ def released(rows):
     right.bar(rows["held"], rows["registers_at_release"], 0.6, color=color)
     for row in rows.itertuples():
         right.text(
-            row.held, row.registers_at_release - 3, f"{row.registers_at_release}", ha="center", fontsize=9
-        )
+            row.held, row.registers_at_release - 2, f"{row.registers_at_release}",
+            ha="center", va="top", fontsize=9,
+        )  # fmt: skip
     allowed = rows["registers_allowed"].iloc[0]
     right.axhline(allowed, color=style.KINDS["mma"], linewidth=1)
     right.text(

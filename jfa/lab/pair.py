@@ -229,6 +229,25 @@ def ratios(rows) -> dict[tuple, float]:
     }
 
 
+def empty_share(lengths, keys: int = BLOCK) -> float:
+    """Share of the pairs (2 x ``keys`` keys of one sequence) whose second CTA gets no key."""
+    tiles = [-(-int(length) // keys) for length in lengths]
+    pairs = sum(-(-count // 2) for count in tiles)
+    return sum(count % 2 for count in tiles) / max(pairs, 1)
+
+
+def predicted_ratio(lengths, gain: float) -> float:
+    """Speed of a pair over a CTA alone: ``gain`` on what both CTAs do, and empty second CTAs do nothing."""
+    return gain * (1 - empty_share(lengths) / 2)
+
+
+def lengths_of(shape) -> list[int]:
+    """The lengths of the batch that was measured as (M, N, density)."""
+    from jfa.lab.cases import jagged_case
+
+    return jagged_case(*shape).lengths().tolist()
+
+
 def live_rows(quick: bool = False) -> list[dict]:
     """Measure both Hopper steps on the current GPU; rows as in figures/05_steps.csv."""
     from jfa.lab import ladder
@@ -238,13 +257,15 @@ def live_rows(quick: bool = False) -> list[dict]:
     return list(ladder.measured("backward", shapes, chosen, rounds=3 if quick else 9))
 
 
-def text(rows) -> str:
-    """A line a shape: both rates and their ratio, and where they were measured; "" without rows."""
+def text(rows, gain: float = 1.0) -> str:
+    """A line a shape: empty second CTAs, predicted and measured ratio, and where; "" without rows."""
     from jfa.lab import style
 
     if not rows:
         return ""
-    lines = [f"{'M':>4} {'N':>5} {'density':>7}  pair over alone"]
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  empty second CTAs  predicted  pair over alone"]
     for (m, n, density), ratio in ratios(rows).items():
-        lines.append(f"{m:>4} {n:>5} {density:>7g}  {ratio:.2f}")
+        lengths = lengths_of((m, n, density))
+        empty, wanted = 100 * empty_share(lengths), predicted_ratio(lengths, gain)
+        lines.append(f"{m:>4} {n:>5} {density:>7g}  {empty:15.0f} %  {wanted:9.2f}  {ratio:.2f}")
     return "\n".join([*lines, style.caption(rows)])

@@ -306,9 +306,17 @@ def readme_text(rows: list[dict]) -> str:
 
     if not rows:
         return ""
+    found = Measured.of(rows)
+    every = found.cases(plain)
+    least = {way: found.ratios(every, way) for way in DIRECTIONS}
     met = [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
     text = [readme_table(rows), slower(rows)]
     text += [f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."]
+    if all(least.values()):
+        lowest = ", ".join(f"{way} {min(ratios.values()):.2f}" for way, ratios in least.items())
+        count = min(map(len, least.values()))
+        text += [f"*Least* is over the shapes of a line; over all {count} jagged shapes, those of density 1"]
+        text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
     if second := load(AGAIN):
         text += ["", derived.spread_text(rows, second) + "."]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])

@@ -161,3 +161,19 @@ def choice(direction: str, queries: int = 128) -> str:
         else:
             module.backward(problem, out, None, q, k, v, out, lse, offsets, None)
     return seen[direction][0].name
+
+
+def spills_text(name: str, made) -> str:
+    """What ptxas spilled of a compiled kernel, and how much of it is in the loops that form weights."""
+    from jfa.lab import live
+
+    if not made.spill_store_bytes + made.spill_load_bytes:
+        return f"{name}: nothing is spilled"
+    said = (
+        f"{name}: {made.spill_store_bytes} bytes of spill stores a thread, {made.spill_load_bytes} of loads"
+    )
+    if reason := live.missing():
+        return f"{said} ({reason})"
+    bodies = [one for body in live.block_loops(made) for one in body]
+    inside = sum(one.opcode.startswith(("STL", "LDL")) for one in bodies)
+    return f"{said}; {inside} such instructions are in the {len(bodies)} of its innermost loops of scores"
