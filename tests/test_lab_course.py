@@ -1,12 +1,17 @@
 """The counting, the machine-code reading and the prediction tables that the notebooks rest on."""
 
+import ast
+import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from jfa import jagged
 from jfa.lab import course, loops, rates, waste
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
 def test_padding_and_tiles_count_rows():
@@ -86,11 +91,16 @@ def test_the_scarcest_resource_limits_the_resident_ctas():
 def test_predictions_are_stated_before_and_judged_after():
     expect = course.Predictions(within=1.2, share=0.5, ratio=2, sign=1)
     assert "not yet" in str(expect)
-    expect.observe("share", 0.45)
-    expect.observe("ratio", 3)
+    expect.observe("share", 0.45, by="emulator")
+    expect.observe("ratio", 3, model=True)
     expect.observe("sign", -1)
     assert [expect.holds(name) for name in ("share", "ratio", "sign")] == [True, False, False]
-    assert str(expect).splitlines()[1].split() == ["share", "0.5", "0.45", "yes"]
+    head, *lines = str(expect).splitlines()
+    assert lines[0].split(maxsplit=4) == ["share", "0.5", "0.45", "yes", "counted in the emulator"]
+    assert lines[1].endswith("no           another model, not measured") and lines[2].endswith("no")
+    assert head.index("observed by") == lines[0].index("counted")
+    with pytest.raises(ValueError, match="by: expected one of measured, data"):
+        expect.observe("share", 0.45, by="guess")
     with pytest.raises(KeyError, match="was not predicted"):
         expect.observe("speed", 1)
 
@@ -103,3 +113,14 @@ def test_the_setup_line_says_what_is_measured():
     line = course.setup()
     assert ("measures live" in line) == (course.gpu() is not None)
     assert "torch 2." in line
+
+
+@pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("0[0-5]_*.ipynb")), ids=lambda path: path.stem)
+def test_what_is_observed_says_by_what(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    observed = [call for call in calls if getattr(call.func, "attr", "") == "observe"]
+    assert observed
+    for call in observed:
+        assert {"by"} <= {keyword.arg for keyword in call.keywords}, ast.unparse(call)

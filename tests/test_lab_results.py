@@ -164,7 +164,8 @@ def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
     measure.write_rows(tmp_path / "09_results.csv", full())
     measure.write_rows(tmp_path / "09_results_2.csv", full(1.1, "2026-12-02"))
     measure.write_rows(
-        tmp_path / "04_steps.csv", steps("forward", ["warp_specialized", "balanced", "dynamic"])
+        tmp_path / "04_steps.csv",
+        steps("forward", ["warp_specialized", "balanced", "dynamic", "dynamic, one Q tile"]),
     )
     measure.write_rows(tmp_path / "05_steps.csv", steps("backward", ["warp_specialized", "balanced"]))
     assert derived.write_all(tmp_path)[0] == f"09_roofline: {2 * (48 + 2 + 4 + 4)} rows"

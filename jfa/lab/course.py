@@ -39,11 +39,22 @@ def setup() -> str:
     return " · ".join([where, *versions])
 
 
+# Where an observed number comes from, by the word that `Predictions.observe` takes.
+SOURCES = {
+    "measured": "measured on a GPU",
+    "data": "counted in the data",
+    "emulator": "counted in the emulator",
+    "compiler": "the compiler's report",
+    "model": "another model, not measured",
+}
+
+
 class Predictions:
     """Numbers stated before a result, printed beside it afterwards.
 
-    ``Predictions(waste=0.5)`` states one; ``observe("waste", 0.44)`` records what came out and returns it.
-    ``str`` gives the table. A prediction holds when the observed value is within a factor of ``within``.
+    ``Predictions(waste=0.5)`` states one; ``observe("waste", 0.44, by="data")`` records what came out, and by
+    which of `SOURCES`, and returns it. ``str`` gives the table. A prediction holds when the observed value is
+    within a factor of ``within``.
     """
 
     def __init__(self, within: float = 1.5, **numbers: float):
@@ -52,12 +63,20 @@ class Predictions:
         self.within = within
         self.predicted = dict(numbers)
         self.observed: dict[str, float] = {}
+        self.by: dict[str, str] = {}
 
-    def observe(self, name: str, value: float) -> float:
-        """Record the observed value of a prediction; KeyError for one that was never stated."""
+    def observe(self, name: str, value: float, by: str = "", model: bool = False) -> float:
+        """Record the observed value of a prediction, and by which of `SOURCES` it became known.
+
+        ``model=True`` is short for ``by="model"``: no machine was asked. Raises KeyError for a prediction
+        that was never stated, ValueError for another source.
+        """
+        by = "model" if model else by
         if name not in self.predicted:
             raise KeyError(f"{name!r} was not predicted; the predictions are {sorted(self.predicted)}")
-        self.observed[name] = float(value)
+        if by and by not in SOURCES:
+            raise ValueError(f"by: expected one of {', '.join(SOURCES)}, got {by!r}")
+        self.observed[name], self.by[name] = float(value), SOURCES.get(by, "")
         return self.observed[name]
 
     def holds(self, name: str) -> bool:
@@ -69,11 +88,16 @@ class Predictions:
 
     def __str__(self) -> str:
         width = max(len("quantity"), *(len(name) for name in self.predicted))
-        lines = [f"{'quantity':<{width}}  predicted  observed  within {self.within:g}x"]
+        lines = [f"{'quantity':<{width}}  predicted  observed  within {self.within:g}x  observed by"]
+        room = len(f"within {self.within:g}x")
         for name, predicted in self.predicted.items():
-            seen = f"{self.observed[name]:8.3g}" if name in self.observed else f"{'-':>8}"
-            verdict = ("yes" if self.holds(name) else "no") if name in self.observed else "not yet"
-            lines.append(f"{name:<{width}}  {predicted:9.3g}  {seen}  {verdict}")
+            line = f"{name:<{width}}  {predicted:9.3g}  "
+            if name in self.observed:
+                verdict = "yes" if self.holds(name) else "no"
+                line += f"{self.observed[name]:8.3g}  {verdict:<{room}}  {self.by[name]}".rstrip()
+            else:
+                line += f"{'-':>8}  not yet"
+            lines.append(line)
         return "\n".join(lines)
 
 

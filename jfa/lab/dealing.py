@@ -318,6 +318,51 @@ def compared_text() -> str:
     return "\n".join(lines)
 
 
+def separated_text() -> str:
+    """Measured: what `dynamic` gains by its deal and by its second Q tile, forward, by shape; or why not."""
+    from jfa.lab import ladder
+
+    rows = measured_rows(("forward",))
+    names = ("balanced", ladder.ONE_QUERY_TILE, "dynamic")
+    if rows is None or not set(names) <= set(rows["step"]):
+        return f"not measured yet: figures/04_steps.csv has no rows of {ladder.ONE_QUERY_TILE!r}"
+    wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  the deal  second Q tile  both  (measured, forward)"]
+    for (m, n, density), row in wide[list(names)].dropna().iterrows():
+        before, one, both = row
+        gains = f"{one / before:8.2f}  {both / one:13.2f}  {both / before:4.2f}"
+        lines.append(f"{m:>4} {n:>5} {density:>7g}  {gains}")
+    return "\n".join(lines)
+
+
+def handed_out_text() -> str:
+    """Measured: backward `dynamic` over `balanced` by the items of an SM, two predictions beside it; or "".
+
+    The model's items take equal time. "by chance" falls with the root of the items, from the fewest on.
+    """
+    from jfa import steps
+
+    rows = measured_rows(("backward",))
+    if rows is None or not {"balanced", "dynamic"} <= set(rows["step"]):
+        return ""
+    ladder = {step.name: step for step in steps.BACKWARD["hopper"]}
+    wide = rows.assign(B=rows["B"] if "B" in rows else 768)
+    wide = wide.pivot_table(index=["M", "N", "density", "B"], columns="step", values="tflops")
+    found = []
+    for (m, n, density, batch), gain in (wide["dynamic"] / wide["balanced"]).dropna().items():
+        lengths = jagged.density_lengths(batch, n, density, seed=1).tolist()
+        items = len(backward_items(lengths, ladder["dynamic"])) / SMS["H200"]
+        times = [plan(ladder[name], lengths, queries=m).time for name in ("balanced", "dynamic")]
+        found.append((items, m, n, density, gain, times[0] / times[1]))
+    found.sort()
+    lines = ["items of an SM     M     N density  measured  model  by chance  (dynamic over balanced)"]
+    for items, m, n, density, gain, model in found:
+        chance = 1 + (found[0][4] - 1) * (found[0][0] / items) ** 0.5
+        shape = f"{items:>14.0f} {m:>5} {n:>5} {density:>7g}"
+        lines.append(f"{shape}  {gain:8.3f}  {model:5.3f}  {chance:9.3f}")
+    return "\n".join(lines)
+
+
 def key_loads(events) -> dict[int, int]:
     """CTA -> tiles of K that it loaded, from an emulator's trace of a forward kernel."""
     found = {}

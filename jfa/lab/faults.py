@@ -42,14 +42,21 @@ def without(function, statement: str, instead: str = "pass"):
         yield
 
 
-def verdict(step: Step, lengths=LENGTHS, heads: int = 4, policies=POLICIES, head_dim: int = 64) -> Verdict:
+def verdict(
+    step: Step,
+    lengths=LENGTHS,
+    heads: int = 4,
+    policies=POLICIES,
+    head_dim: int = 64,
+    queries: int = 128,
+) -> Verdict:
     """Run a step in the emulator under each policy until something is wrong."""
     from jfa import emulator
     from jfa.lab import check, ladder
 
     backward = step.direction == "backward"
     names = ("dq", "dk", "dv") if backward else ("out", "lse")
-    problem = ladder.problem_of(lengths, 128, heads, head_dim)
+    problem = ladder.problem_of(lengths, queries, heads, head_dim)
     tensors = ladder.tensors_of(problem, lengths)
     wanted = check.expected(*tensors, gradients=backward, through_lse=False)
     for policy in policies:

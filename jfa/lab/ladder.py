@@ -25,6 +25,7 @@ INSTRUCTIONS = {
     "blackwell": ("UTCMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDTM", "UGETNEXTWORKID"),
 }
 BASELINE = "baseline"  # where both ladders begin: the kernel that the compiler schedules
+ONE_QUERY_TILE = "dynamic, one Q tile"  # no step: `dynamic` with the tiling of the step before
 LENGTHS = (0, 1, 127, 128, 129, 300, 63)  # what the emulator runs
 
 
@@ -139,6 +140,18 @@ def show(table: list[dict]) -> str:
 def variants(direction: str) -> dict:
     """The Hopper steps by name."""
     return {step.name: step for step in steps.ladder("hopper", direction)}
+
+
+def timed(direction: str) -> dict:
+    """What the course measures: the baseline (no step: None), the steps, and `ONE_QUERY_TILE` (forward).
+
+    That one separates what `dynamic` changes: tiles handed out at run time, and a second Q tile.
+    """
+    ladder = variants(direction)
+    if direction == "forward":
+        tiling = ladder["balanced"].tiling
+        ladder |= {ONE_QUERY_TILE: dataclasses.replace(ladder["dynamic"], tiling=tiling)}
+    return {BASELINE: None} | ladder
 
 
 def experiments() -> dict:
@@ -259,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(show(rows(chosen.direction, arch)), flush=True)
     if chosen.only == "table" or not torch.cuda.is_available():
         return 0
-    compared = experiments() if chosen.experiments else {BASELINE: None} | variants(chosen.direction)
+    compared = experiments() if chosen.experiments else timed(chosen.direction)
     for row in measured(chosen.direction, SHAPES, compared, chosen.rounds):
         if chosen.output:  # at once: a run that is cut short keeps what it has
             measure.write_rows(chosen.output, [row], append=True)
