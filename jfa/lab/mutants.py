@@ -110,6 +110,7 @@ def _own():
     calls = {
         "peeled": [PACKED],
         "two_cta": [PAIRS],
+        "ds_buffered": [PACKED],
         "stationary": [ALONE, SEQUENCES, CHAIN],
     }
     for arch in ("hopper", "blackwell"):

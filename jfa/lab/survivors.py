@@ -86,6 +86,9 @@ hopper_backward_peeled
 hopper_backward_two_cta
     compiler: delete fence
         store: tlx.fence('async_shared')
+hopper_backward_ds_buffered
+    compiler: delete fence
+        store: tlx.fence('async_shared')
 blackwell_backward_two_cta
     two stores: weaken store wait
         drain_early > add_slice > stage #2: tlx.async_descriptor_store_wait(STAGES - 1)
