@@ -365,7 +365,7 @@ def test_the_dispatcher_looks_at_shapes_alone():
     assert backward_launch.choose(problem(total_q=256)).name == "stationary"
     assert backward_launch.choose(problem(total_q=512)).name == "stationary"
     for change in (dict(total_q=513), dict(heads_kv=2), dict(window_left=3), dict(broadcast_q=False)):
-        assert backward_launch.choose(problem(**change)).name == "ds_buffered"
+        assert backward_launch.choose(problem(**change)).name == "peeled"
 
 
 # ----------------------------------------------------------------------------------------- on a Hopper GPU

@@ -19,12 +19,12 @@ STATIONARY_ROWS = 512  # up to here dQ on chip beat the reduction on every shape
 def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
-    Multicast of Q and dO (two_cta) lost against `peeled` wherever both were measured. The two parts of
-    `ds_buffered` were measured as parts of other kernels; together they gained 2 to 5 % on six shapes.
+    Multicast of Q and dO (two_cta) lost against `peeled` wherever both were measured. `ds_buffered` is the
+    candidate for its place: its parts gained 2 to 5 % in other kernels; it was not timed itself yet.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
-    return ladder.DS_BUFFERED
+    return ladder.BACKWARD_PEELED
 
 
 def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets):
