@@ -136,3 +136,11 @@ def test_a_call_gets_a_step_of_the_ladder():
     for direction in results.DIRECTIONS:
         names = [step.name for step in steps.ladder("hopper", direction)]
         assert {tables.choice(direction, rows) for rows in (64, 2048)} <= set(names)
+
+
+def test_a_pair_of_short_histories_leaves_its_second_cta_empty():
+    assert pair.empty_share([1, 100, 128]) == 1
+    assert pair.empty_share([129, 256]) == 0
+    assert pair.empty_share([0, 300]) == 0.5  # two pairs, the second of 44 keys
+    assert pair.predicted_ratio([100], 1.25) == pytest.approx(0.625)
+    assert pair.predicted_ratio([256], 1.25) == 1.25

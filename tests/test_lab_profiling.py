@@ -151,3 +151,19 @@ def test_rounds_take_everyone_in_turn():
     assert rounds.in_turn("ab", 3) == list("abbaab")
     turns = rounds.in_turn("abc", 3)
     assert sorted(turns[:3]) == sorted(turns[3:6]) == list("abc")
+
+
+def test_the_limit_is_the_busiest_unit_or_what_warps_wait_for():
+    import pandas
+
+    from jfa.lab import drawings_profile
+
+    facts = {name: 0.1 for name in counters.COUNTERS} | {"M": 256, "kernel": "kernel", "duration_us": 5.0}
+    rows = [
+        {**facts, "direction": "forward", "step": "staged", "tensor_busy": 0.9},
+        {**facts, "direction": "backward", "step": "stationary", "stall_gmma": 3.0, "l2_busy": ""},
+    ]
+    first, second = drawings_profile.limits(pandas.DataFrame(rows))
+    assert (first["unit"], first["limit"]) == ("tensor cores", "tensor cores, near its peak")
+    assert second["reason"] == "tensor cores" and second["limit"].startswith("no unit; warps wait for")
+    assert "not counted" in drawings_profile.limits_text(None)

@@ -1,4 +1,4 @@
-"""Rows of figures that are drawn from other recordings: the roofline, the ladder, dense shapes, two runs.
+"""Rows of figures that are drawn from other recordings: pairs, roofline, ladder, dense shapes, two runs.
 
 Each is a small table with the provenance of what it was made of, so that a figure lies beside its data.
 """
@@ -6,7 +6,7 @@ Each is a small table with the provenance of what it was made of, so that a figu
 import statistics
 from pathlib import Path
 
-from jfa.lab import course, flops, results
+from jfa.lab import course, flops, pair, results
 from jfa.lab.cases import Case
 from jfa.lab.figures import FOLDER
 from jfa.lab.machine import PROVENANCE
@@ -162,9 +162,11 @@ def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
 def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:
     """Every derived table by its name; empty where what it is made of was not measured."""
     first, second = (results.load(name, folder) for name in (results.RESULTS, results.AGAIN))
+    backward = results.load("05_steps", folder)
     return {
+        "08_steps": [r for r in backward if r["step"] in pair.TARGETS and r["direction"] == "backward"],
         "09_roofline": roofline_rows(first),
-        "09_ladder": ladder_rows(*(results.load(name, folder) for name in ("04_steps", "05_steps"))),
+        "09_ladder": ladder_rows(results.load("04_steps", folder), backward),
         "09_dense": dense_rows(first),
         "09_spread": spread_rows(first, second) if first and second else [],
     }

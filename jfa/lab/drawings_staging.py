@@ -132,6 +132,18 @@ def saving(rows, arch: str = "blackwell") -> float:
     return float(1 - at["two"] / at["one"])
 
 
+# What the colours of the time lines mean there.
+WORDS = {"mma": "products", "softmax": "arithmetic", "reduce": "dQ on its way", "wait": "waiting"}
+COLUMNS = {"softmax": "dP in the columns; arithmetic"}
+
+
+def _said(figure, words):
+    """The figure with the kinds of its key in words."""
+    for text in figure.axes[0].get_legend().get_texts():
+        text.set_text(words.get(text.get_text(), text.get_text()))
+    return figure
+
+
 def _lanes(rows, prefixes, shown):
     events, lanes = [], []
     for kernel, prefix in prefixes.items():
@@ -151,7 +163,7 @@ def timeline(rows):
     gain = 1 - ends["two"] / ends["one"]
     title = f"Predicted: with two staging tiles a tile ends {100 * gain:.0f} % earlier"
     note = f"{PREDICTED} · Blackwell, one tile of 128 keys that meets {staging.QUERIES[0]} query rows"
-    return pictures.timeline(events, title, lanes=lanes, note=note)
+    return _said(pictures.timeline(events, title, lanes=lanes, note=note), WORDS)
 
 
 def release_timeline(rows):
@@ -173,7 +185,7 @@ def release_timeline(rows):
         f"{PREDICTED} · columns: the tensor memory that dP and dQ share · {staging.QUERIES[0]} query rows, "
     )
     note += "three turns; the title tells of the middle one"
-    return pictures.timeline(events, title, lanes=lanes, note=note)
+    return _said(pictures.timeline(events, title, lanes=lanes, note=note), WORDS | COLUMNS)
 
 
 def released(rows):
@@ -243,7 +255,7 @@ def steps(rows):
         axes.bar(at, heights, 0.74 / len(names), color=style.color_of(step), label=style.label_of(step))
     axes.set(ylim=(0, None), ylabel="backward, TFLOPS")
     axes.set_xticks(
-        range(len(shapes)), [f"M {m}\nN {n}\n{density:g}" for m, n, density in shapes], fontsize=8
+        range(len(shapes)), [f"M {m}\nN {n}\n{density:g}" for m, n, density in shapes], fontsize=9.5
     )
     axes.legend(frameon=False, fontsize=8, ncols=len(names), loc="lower left", bbox_to_anchor=(0, 1))
     axes.set_xlabel("query rows, longest allowed history, density")
