@@ -143,7 +143,7 @@ def test_no_two_texts_overlap_and_none_leaves_the_figure(drawn, name):
 def test_colours_are_fixed_and_distinct():
     assert list(plots.STEPS) == [
         *("baseline", "warp_specialized", "balanced", "dynamic", "dq_staged", "dq_released"),
-        *("peeled", "staged", "two_cta", "stationary"),
+        *("peeled", "staged", "two_cta", "ds_buffered", "stationary"),
     ]
     assert len(set(plots.STEPS.values())) == len(plots.STEPS)
     red, green, blue = to_rgb(plots.STEPS["baseline"])
@@ -202,7 +202,7 @@ def test_bands_and_dashes():
 def test_caption_says_machine_versions_and_ranges():
     text = plots.caption(ladder(predicted=()))
     assert text == (
-        "NVIDIA H200 · 1.50-1.68 GHz · 691 W of 700 W · driver 580.82 · CUDA 12.8 · torch 2.11.0 · "
+        "NVIDIA H200 · 1.50-1.70 GHz · 691 W of 700 W · driver 580.82 · CUDA 12.8 · torch 2.11.0 · "
         "fbtriton 3.7.4 · commit abc123def0 · 2026-11-30"
     )
     assert plots.caption({"gpu": "none (CPU)", "torch": "2.13.0"}) == "none (CPU) · torch 2.13.0"

@@ -17,6 +17,7 @@ LADDER = (
     ("peeled", "KV loop split into an unmasked bulk and a masked tail", "F B"),
     ("staged", "the output leaves through a tile of its own, not through Q's", "F"),
     ("two_cta", "two CTAs share each matrix product and what it reads", "B"),
+    ("ds_buffered", "Hopper: dS in two tiles, so the groups meet once a block; longest tiles first", "B"),
     ("stationary", "beyond the paper: the shared query and its gradient stay on chip", "F B"),
 )
 

@@ -1,7 +1,7 @@
 """How the figures of notebooks 00 to 02 are drawn from their rows; one function a figure."""
 
 import matplotlib.pyplot as plt
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import loops, style
@@ -26,9 +26,21 @@ def where_work_goes(rows):
     colors = {"padding": GREY, "tiles": BLUE, "deal": ORANGE}
     figure, axes = plt.subplots(figsize=(7.2, 3.2))
     bars = axes.barh(rows["case"], rows["useful_share"], color=[colors[loss] for loss in rows["loss"]])
+    of = {"padding": "of padded rows", "tiles": "of rows in tiles", "deal": "of the SMs' time"}
+    keys = [Patch(color=colors[loss], label=what) for loss, what in of.items() if loss in set(rows["loss"])]
+    axes.legend(
+        handles=keys,
+        frameon=False,
+        fontsize=9,
+        ncols=3,
+        columnspacing=1.2,
+        handlelength=1.2,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+    )
     axes.bar_label(bars, [percent(share) for share in rows["useful_share"]], padding=4)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.08), xlabel="useful share: grey and blue of the rows, orange of the SMs' time")
+    axes.set(xlim=(0, 1.08), xlabel="useful share")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     share = dict(zip(rows["case"], rows["useful_share"], strict=True))
     padded, tiled = percent(rows["useful_share"].iloc[0]), percent(share["packed, key tiles of 128"])
@@ -191,7 +203,7 @@ def _baseline_finding(rows) -> str:
     ratio = (wide["jfa_baseline"] / wide["fa4"]).dropna()
     means = ratio.index.get_level_values("mean")
     short, long = ratio[means == means.min()].mean(), ratio[means == means.max()].mean()
-    return f"The baseline runs at {short:.1f} times FlashAttention-4 on short sequences, {long:.1f} on long"
+    return f"The baseline over FlashAttention-4: {short:.1f} times if short, {long:.1f} if long"
 
 
 def baseline_speed(rows):
@@ -220,7 +232,7 @@ def baseline_speed(rows):
             axes.fill_between(at, slow, fast, color=looks[name]["color"], alpha=0.25, linewidth=0)
         axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
     labels = [f"{row.N}\n{row.density:g}" for row in shapes.itertuples()]
-    panels[1].set_xticks(range(len(labels)), labels, fontsize=7)
+    panels[1].set_xticks(range(len(labels)), labels, fontsize=9)
     panels[1].set_xlabel(f"longest allowed and density, {query_rows} shared query rows")
     panels[0].legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     title = _baseline_finding(rows)

@@ -124,17 +124,20 @@ def roofline(rows):
 
 
 def ladder(rows):
-    """Bars in the order of the ladder, forward and backward: mean TFLOPS over eight shapes (09_ladder)."""
+    """Bars in the order of the ladder, forward and backward: mean TFLOPS over shapes (09_ladder)."""
     rows = numeric(rows)
     said = []
     for direction in DIRECTIONS:
         speeds = rows[rows["direction"] == direction].set_index("step")["tflops"]
         if len(speeds) > 1:
             said.append(f"{direction} {speeds.max() / speeds.iloc[0]:.2f} times")
-    count = int(pandas.to_numeric(rows["shapes"]).min())
+    counts = rows.groupby("direction", sort=False)["shapes"].first()
     start = "the baseline" if (rows["step"] == "baseline").any() else "the first"
-    title = f"Best step over {start}, {count} shapes: {', '.join(said)}"
-    return plots.ladder_bars(rows.to_dict("records"), title, panel="direction", absent="no such step")
+    title = f"Best step over {start}: {', '.join(said)}"
+    shapes = ", ".join(f"{direction} {int(count)}" for direction, count in counts.items())
+    note = f"geometric mean of whole calls over jagged shapes: {shapes} · {style.caption(rows)}"
+    bars = rows.to_dict("records")
+    return plots.ladder_bars(bars, title, panel="direction", absent="no such step", note=note)
 
 
 def dense(rows):

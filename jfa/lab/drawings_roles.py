@@ -71,7 +71,11 @@ def mutation(rows):
     for place, row in enumerate(counts.itertuples()):
         axes.text(0.01, place, f"{row.seen} of {row.ran}", va="center", color="white", fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel="share of the mutants: one synchronization statement wrong in each")
+    axes.set(xlim=(0, 1), xlabel="share of the mutants")
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     title = f"The emulator notices {counts['seen'].sum()} of {counts['ran'].sum()} broken synchronizations"
-    return style.finish(figure, title, "recorded runs of python -m jfa.emulator.mutate on a CPU")
+    return style.finish(
+        figure,
+        title,
+        "a mutant has one synchronization statement wrong · recorded by python -m jfa.emulator.mutate",
+    )

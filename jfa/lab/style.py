@@ -23,6 +23,7 @@ STEPS = {
     "peeled": _HUES[5],
     "staged": _HUES[6],
     "two_cta": _HUES[4],
+    "ds_buffered": "#7a1f5c",
     "stationary": _HUES[3],
 }
 # Other people's kernels: dark, told apart by their dashes and hatches.
