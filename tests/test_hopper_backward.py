@@ -9,6 +9,7 @@ import torch
 
 import jfa
 from jfa import emulator, jagged, steps
+from jfa.kernels import gradients
 from jfa.kernels import launch as shared
 from jfa.kernels.blackwell import launch as blackwell_launch
 from jfa.kernels.hopper import backward_launch, launch
@@ -16,6 +17,7 @@ from jfa.kernels.problem import Problem
 from jfa.lab import launches, source
 from jfa.lab.answers import compute
 from jfa.lab.check import check_attention, expected, results_of
+from jfa.schedule import make_schedule
 
 LADDER = steps.BACKWARD["hopper"]
 NAMES = [step.name for step in LADDER]
@@ -353,6 +355,22 @@ def test_a_step_changes_little():
         assert 0 < source.changed_lines(before, after) <= 80, after.name
 
 
+@pytest.mark.parametrize(
+    "query, order, used",
+    [(9, "sorted", True), (9, "natural", True), ([4, 5], "sorted", True), ([4, 5], "natural", False)],
+)
+def test_a_schedule_is_used_if_its_key_tiles_stand_as_the_step_wants_them(query, order, used):
+    """With a shared query block both orders are the same: the default schedule serves dQ on chip, too."""
+    q, k, _, *offsets = tensors([5, 66], query)
+    problem = Problem(2, 2, 2, 64, 64, q.shape[0], k.shape[0], offsets[1] is None, 0.1)
+    mine = make_schedule(problem, *offsets, order=order)
+    for name in ("ds_buffered", "stationary") if offsets[1] is None else ("ds_buffered",):
+        step = steps.find("hopper", "backward", name)
+        found = gradients.tiles_for(problem, mine, *offsets, 128, step.order)
+        assert (found is mine) == used
+        assert found.order == (order if used else step.order)
+
+
 def test_the_dispatcher_looks_at_shapes_alone():
     def problem(**changes):
         facts = dict(
@@ -434,7 +452,7 @@ def test_gpu_a_pair_adds_after_the_store_on_cold_memory(rows):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["peeled", "stationary"])
+@pytest.mark.parametrize("name", ["peeled", "ds_buffered", "stationary"])
 def test_gpu_a_sum_over_4096_equal_sequences(name):
     q, k, v, offsets, _ = tensors([70], 40, dim=128, device="cuda", slack=0)
     dout = torch.randn(1, 40, 2, 128, device="cuda").to(q.dtype)
