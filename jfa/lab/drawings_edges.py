@@ -163,7 +163,7 @@ def gain(rows):
     axes.set_xlabel("share of the tiles that have an edge")
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     low, high = forward["measured_gain"].min(), forward["measured_gain"].max()
     title = f"Measured, forward: peeling is worth {low:.2f} to {high:.2f} times"
     note = f"peeled also takes blocks of 64 keys for short sequences (right end) · {style.caption(rows)}"

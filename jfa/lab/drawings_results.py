@@ -170,7 +170,8 @@ def dense(rows):
             if column == 0:
                 axes.set_ylabel(f"{direction}, TFLOPS")
     panels[1, 0].set_xlabel("sequence, keys")
-    panels[0, 0].legend(frameon=False, fontsize=7.5, loc="lower right")
+    key = panels[0, 0].get_legend_handles_labels()
+    panels[0, -1].legend(*key, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return style.finish(figure, _dense_finding(rows), style.caption(rows))
 
 
