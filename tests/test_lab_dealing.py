@@ -106,3 +106,29 @@ def test_a_mutation_score_can_be_drawn():
     rows = [{"kernel": "k", "verdict": v, **facts} for v in ("detected", "survived", "not run")]
     figure = figures.draw("03_mutation", rows)
     assert "1 of 2" in "".join(text.get_text() for text in figure.texts)
+
+
+def test_the_deal_is_told_apart_from_the_second_query_tile(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    assert "not measured yet" in dealing.separated_text() and dealing.handed_out_text() == ""
+    rows = recorded()
+    pandas.DataFrame(rows).to_csv(tmp_path / "04_steps.csv", index=False)
+    assert "not measured yet" in dealing.separated_text()
+    apart = {**rows[0], "step": "dynamic, one Q tile", "tflops": 336.0}
+    pandas.DataFrame([*rows, apart]).to_csv(tmp_path / "04_steps.csv", index=False)
+    deal, tile, both = dealing.separated_text().splitlines()[1].split()[3:]
+    assert (deal, tile, both) == ("1.05", "1.07", "1.12")
+    told = dealing.handed_out_text().splitlines()
+    assert len(told) == 2 and told[1].split()[4:] == ["1.125", "1.000", "1.125"]
+
+
+def test_the_ladder_is_measured_from_the_baseline_on():
+    from jfa.lab import ladder
+
+    for direction in ("forward", "backward"):
+        chosen = ladder.timed(direction)
+        assert next(iter(chosen)) == "baseline" and chosen["baseline"] is None
+        assert set(ladder.variants(direction)) < set(chosen)
+    one = ladder.timed("forward")["dynamic, one Q tile"]
+    problem = ladder.problem_of([128], 128, 1, 128)
+    assert one.tiling(problem)["Q_DEPTH"] == 1 and one.draw is ladder.variants("forward")["dynamic"].draw
