@@ -158,7 +158,8 @@ def test_the_limit_is_the_busiest_unit_or_what_warps_wait_for():
 
     from jfa.lab import drawings_profile
 
-    facts = {name: 0.1 for name in counters.COUNTERS} | {"M": 256, "kernel": "kernel", "duration_us": 5.0}
+    facts = {name: 0.1 for name in counters.COUNTERS} | {"kernel": "kernel", "duration_us": 5.0}
+    facts |= {"suite": "jagged", "M": 256, "N": 1024, "density": 0.5}
     rows = [
         {**facts, "direction": "forward", "step": "staged", "tensor_busy": 0.9},
         {**facts, "direction": "backward", "step": "stationary", "stall_gmma": 3.0, "l2_busy": ""},
@@ -167,3 +168,25 @@ def test_the_limit_is_the_busiest_unit_or_what_warps_wait_for():
     assert (first["unit"], first["limit"]) == ("tensor cores", "tensor cores, near its peak")
     assert second["reason"] == "tensor cores" and second["limit"].startswith("no unit; warps wait for")
     assert "not counted" in drawings_profile.limits_text(None)
+
+
+def test_what_missed_a_target_stands_behind_the_shape_of_all_steps():
+    import pandas
+
+    from jfa.lab import drawings_profile
+
+    facts = {name: 0.1 for name in counters.COUNTERS} | {"kernel": "kernel", "duration_us": 5.0}
+    chosen = [target for target in counters.targets() if target.step == "staged"]
+    rows = pandas.DataFrame([facts | target.columns() for target in reversed(chosen)])
+    table = drawings_profile.by_pass(rows)
+    assert list(table["case"]) == ["M=128", "M=256", "M=128 N=512", "dense N=1024"]
+    assert "forward  dense N=1024" in drawings_profile.limits_text(rows)
+    assert "Tensor cores busy" not in drawings_profile.counters_finding(table)  # no baseline to begin at
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_target_may_be_dense(direction):
+    small = {"M": 70, "N": 70, "density": 1.0, "B": 3, "D": 64, "suite": "dense"}
+    wanted, _ = results(Target(direction, BASELINE, **small))
+    found, findings = results(Target(direction, "peeled", **small))
+    assert findings == [] and ablation.difference(found, wanted) < 0.01

@@ -5,7 +5,7 @@ import pandas
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import ablation, style
+from jfa.lab import ablation, style, targets
 from jfa.lab import rounds as orders
 
 UNITS = {
@@ -37,12 +37,26 @@ def numeric(rows):
     return rows.assign(**{name: pandas.to_numeric(rows[name], errors="coerce") for name in columns})
 
 
+def case_text(row) -> str:
+    """A short name of a row's shape; the query rows alone on the shape on which all steps were counted."""
+    if row["suite"] != "jagged":
+        return f"{row['suite']} N={row['N']}"
+    main = targets.Target("forward", "staged", M=row["M"]).case
+    return f"M={row['M']}" + (
+        "" if (row["N"], row["density"]) == (main.N, main.density) else f" N={row['N']}"
+    )
+
+
 def by_pass(rows):
-    """One row a (direction, M, step): times added over its kernels, the rest weighted by time."""
+    """One row a (direction, case, step): times added over its kernels, the rest weighted by time.
+
+    ``case`` is the shape in words; the shape on which all steps were counted comes first.
+    """
     from jfa.lab.counters import COUNTERS
 
     rows = numeric(rows)
-    key = ["direction", "M", "step"]
+    rows["case"] = [case_text(row) for row in rows.to_dict("records")]
+    key = ["direction", "case", "M", "step"]
     shares = [name for name in COUNTERS if name in rows and name != "duration_us"]
     weighted = rows[shares].mul(rows["duration_us"], axis=0).join(rows[[*key, "duration_us"]])
     total = weighted.groupby(key, sort=False).sum(min_count=1).reset_index()
@@ -50,7 +64,9 @@ def by_pass(rows):
     order = {name: place for place, name in enumerate(style.step_order(total["step"]))}
     total["place"] = total["step"].map(order)
     total["way"] = total["direction"].map({"forward": 0, "backward": 1})
-    return total.sort_values(["way", "M", "place"]).drop(columns=["way", "place"]).reset_index(drop=True)
+    total["aside"] = [" " in name for name in total["case"]]
+    order = ["way", "aside", "M", "case", "place"]
+    return total.sort_values(order).drop(columns=["way", "place", "aside"]).reset_index(drop=True)
 
 
 def stalls(table):
@@ -69,7 +85,7 @@ BUSY = 0.75
 def limits(rows) -> list[dict]:
     """What the profiler names as the limit of each step: the busiest unit and why warps wait most.
 
-    Rows of `10_counters`; direction, M, step, ``unit`` and ``busy`` (share of its peak), ``tensor`` and
+    Rows of `10_counters`; direction, case, step, ``unit`` and ``busy`` (share of its peak), ``tensor`` and
     ``hbm`` beside it, ``reason`` and ``waiting`` (its share of the warps' waiting), and ``limit`` in words.
     """
     table = by_pass(rows)
@@ -79,7 +95,7 @@ def limits(rows) -> list[dict]:
     for place, line in table.iterrows():
         busy = line[units].astype(float).dropna()
         why = reasons.loc[place].astype(float).dropna()
-        row = {name: line[name] for name in ("direction", "M", "step")}
+        row = {name: line[name] for name in ("direction", "case", "step")}
         row |= {"tensor": line.get("tensor_busy"), "hbm": line.get("dram_busy")}
         row |= {"unit": "-", "busy": float("nan"), "reason": "-", "waiting": float("nan")}
         if len(busy):
@@ -102,14 +118,13 @@ def limits_text(rows) -> str:
     def share(value):
         return "  -" if value != value else f"{100 * value:3.0f}"
 
-    title = (
-        f"{'pass':<8} {'M':>4} {'step':<17} {'tensor':>6} {'HBM':>4}  {'busiest unit':<17}  waiting most for"
-    )
-    lines = [f"{title:<91} the limit"]
+    title = f"{'pass':<8} {'case':<12} {'step':<17} {'tensor':>6} {'HBM':>4}"
+    title += f"  {'busiest unit':<17}  waiting most for"
+    lines = [f"{title:<99} the limit"]
     for row in limits(rows):
         unit = f"{row['unit']} {share(row['busy'])} %"
         reason = f"{row['reason']} {share(row['waiting'])} %"
-        head = f"{row['direction']:<8} {row['M']:>4} {row['step']:<17} {share(row['tensor']):>4} %"
+        head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<17} {share(row['tensor']):>4} %"
         lines.append(f"{head} {share(row['hbm'])} %  {unit:<17}  {reason:<25} {row['limit']}")
     return "\n".join([*lines, "of a kernel's time under Nsight Compute, which runs it alone and cool"])
 
@@ -130,7 +145,7 @@ def counters(rows):
             left.text(column, line, text, ha="center", va="center", fontsize=8, color=ink)
     left.set_xticks(range(len(units)), [UNITS[name] for name in units], fontsize=8)
     left.xaxis.tick_top()
-    names = [f"{row.direction} {row.M}: {style.label_of(row.step)}" for row in table.itertuples()]
+    names = [f"{row.direction} {row.case}: {style.label_of(row.step)}" for row in table.itertuples()]
     left.set_yticks(range(len(table)), names, fontsize=8)
     left.tick_params(length=0)
     left.set_xlabel("busy, % of the kernel's time", fontsize=9)
@@ -147,7 +162,7 @@ def counters(rows):
     )
     for axes in (left, right):
         for line in range(1, len(table)):
-            if (table.loc[line, ["direction", "M"]] != table.loc[line - 1, ["direction", "M"]]).any():
+            if (table.loc[line, ["direction", "case"]] != table.loc[line - 1, ["direction", "case"]]).any():
                 axes.axhline(line - 0.5, color=style.INK, linewidth=0.8)
     return style.finish(figure, counters_finding(table), style.caption(_clocked(rows)))
 
@@ -161,7 +176,8 @@ def counters_finding(table) -> str:
     """The busy share of the tensor cores, from the baseline to the best step, forward and backward."""
     parts = []
     for way in ("forward", "backward"):
-        line = table[(table["direction"] == way) & (table["M"] == table["M"].max())].set_index("step")
+        line = table[(table["direction"] == way) & ~table["case"].str.contains(" ")]
+        line = line[line["M"] == line["M"].max()].set_index("step")
         if "baseline" in line.index and len(line) > 1:
             best = line["tensor_busy"].drop("baseline").max()
             first, last = 100 * line.loc["baseline", "tensor_busy"], 100 * best

@@ -234,7 +234,7 @@ def schedule_of(step, problem, inputs):
     sizes = step.tiling(problem)
     block_m = sizes.get("BLOCK_M", 128) if step.direction == "forward" else 128
     options = {"order": step.order, "pruned": step.pruned}
-    return make_schedule(problem, inputs.kv_offsets, None, block_m, sizes["BLOCK_N"], **options)
+    return make_schedule(problem, inputs.kv_offsets, inputs.q_offsets, block_m, sizes["BLOCK_N"], **options)
 
 
 SHAPES = [cases.jagged_case(*shape) for shape in cases.FEW]

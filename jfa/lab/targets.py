@@ -1,4 +1,4 @@
-"""What a profiler is pointed at: one pass of one step on one jagged shape, made ready to run."""
+"""What a profiler is pointed at: one pass of one step on one shape, made ready to run."""
 
 import concurrent.futures
 import dataclasses
@@ -15,10 +15,11 @@ BASELINE = "baseline"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One pass of a Hopper step (or of the baseline) on a shape of the suite "jagged".
+    """One pass of a Hopper step (or of the baseline) on one shape.
 
-    ``step`` is a name of the ladder, ``M``, ``N``, ``density``, ``B`` and ``D`` are a case's, ``left_out``
-    names an entry of `jfa.lab.ablation.EDITS` ("" for the whole kernel).
+    ``step`` is a name of the ladder, ``M``, ``N``, ``density``, ``B``, ``D`` and ``suite`` ("jagged", "dense"
+    or "packed") are a case's, ``left_out`` names an entry of `jfa.lab.ablation.edits_of` ("" for the whole
+    kernel).
     """
 
     direction: str
@@ -29,11 +30,12 @@ class Target:
     B: int = 768
     D: int = 128
     left_out: str = ""
+    suite: str = "jagged"
 
     @property
     def case(self) -> cases.Case:
         """The shape."""
-        return cases.Case("jagged", self.M, self.N, self.density, B=self.B, D=self.D)
+        return cases.Case(self.suite, self.M, self.N, self.density, B=self.B, D=self.D)
 
     def columns(self) -> dict:
         """The columns of a row that say what ran."""
@@ -51,8 +53,9 @@ class Target:
 def _inputs(case: cases.Case, device: str):
     inputs = cases.make_inputs(case, device)
     lengths = case.lengths().tolist()
-    problem = ladder.problem_of(lengths, case.M, case.Hq, case.D, inputs.q.dtype, device)
-    args = (problem, inputs.q, inputs.k, inputs.v, inputs.kv_offsets, None)
+    problem = ladder.problem_of(lengths, inputs.q.shape[0], case.Hq, case.D, inputs.q.dtype, device)
+    problem = dataclasses.replace(problem, broadcast_q=inputs.q_offsets is None)
+    args = (problem, inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets)
     return inputs, problem, args
 
 

@@ -9,7 +9,8 @@ from jfa.lab import ablation, course, drawings_profile, figures, ladder, targets
 # delivered twice. The rest of L2's work, adding dQ, stays.
 if figures.path_of("10_counters").exists():
     table = drawings_profile.by_pass(figures.read("10_counters"))
-    backward = table[table["direction"] == "backward"].set_index(["M", "step"])
+    everything = table[~table["case"].str.contains(" ")]  # the shape on which all steps were counted
+    backward = everything[everything["direction"] == "backward"].set_index(["M", "step"])
     for M in backward.index.unique("M"):
         for column in ("l2_read_sectors", "sm_received_mb", "l2_red_sectors"):
             ratio = backward.loc[(M, "two_cta"), column] / backward.loc[(M, "peeled"), column]
