@@ -141,7 +141,7 @@ def walk_masked(
     group: tl.constexpr, keys, tile, buffers, low, high, turn, dk, dv, scale_log2, MULTIPLY: tl.constexpr
 ):
     """Blocks [low, high) of query rows of one head, every one masked."""
-    for block in range(low, high):
+    for block in tl.range(low, high, disable_licm=True):  # else addresses would be spilled
         dk, dv = MULTIPLY(group, keys, tile, buffers, block, turn, dk, dv, scale_log2, True)
         turn += 1
     return dk, dv, turn
