@@ -120,6 +120,7 @@ def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
             facts |= {"over_fa4_first": round(ratios[0], 4), "over_fa4_second": round(ratios[1], 4)}
             key = (case, direction, "jfa", "call")
             dates = {"date_first": one.rows[key]["date"], "date_second": two.rows[key]["date"]}
+            dates["commit_first"] = one.rows[key]["commit"]
             table.append(facts | dates | where(two.rows[key]))
     return table
 
@@ -161,14 +162,14 @@ def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
 
 def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:
     """Every derived table by its name; empty where what it is made of was not measured."""
-    first, second = (results.load(name, folder) for name in (results.RESULTS, results.AGAIN))
+    now, earlier = (results.load(name, folder) for name in (results.RESULTS, results.EARLIER))
     backward = results.load("05_steps", folder)
     return {
         "08_steps": [r for r in backward if r["step"] in pair.TARGETS and r["direction"] == "backward"],
-        "09_roofline": roofline_rows(first),
+        "09_roofline": roofline_rows(now),
         "09_ladder": ladder_rows(results.load("04_steps", folder), backward),
-        "09_dense": dense_rows(first),
-        "09_spread": spread_rows(first, second) if first and second else [],
+        "09_dense": dense_rows(now),
+        "09_spread": spread_rows(earlier, now) if earlier and now else [],
     }
 
 

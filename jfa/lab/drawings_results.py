@@ -200,9 +200,9 @@ def spread(rows):
             linewidths=0,
         )
         axes.set(xlim=(0, top), ylim=(0, top), aspect="equal")
-        axes.set_xlabel(f"times as fast as FA4, first run, {table[0]['date_first']}")
+        axes.set_xlabel(f"times as fast as FA4, first run ({table[0]['commit_first']})")
         axes.set_title(direction, loc="left")
-    panels[0].set_ylabel(f"second run, {table[0]['date_second']}")
+    panels[0].set_ylabel(f"second run ({table[0]['commit']})")
     median, most = derived.differences(table, "over_fa4")
     title = (
         f"Two runs: ratios over FA4 differ by {100 * median:.1f} % in the median, {100 * most:.1f} % at most"

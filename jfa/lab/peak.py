@@ -1,5 +1,7 @@
 """The memory that a training step needs beyond what it gives: its peak on a GPU, less its results."""
 
+import gc
+
 import torch
 
 from jfa.lab.cases import Inputs
@@ -22,6 +24,7 @@ def kv_bytes(inputs: Inputs) -> int:
 def extra_bytes(run: Run, inputs: Inputs) -> int:
     """Peak bytes of one forward and backward pass of scope "call", beyond its inputs and `granted_bytes`."""
     run.both()  # whatever is allocated once and kept
+    gc.collect()  # else what earlier cases left would be freed in between and lower the peak
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

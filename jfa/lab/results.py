@@ -16,7 +16,7 @@ from jfa.lab.cases import Case
 from jfa.lab.figures import FOLDER
 from jfa.lab.recorded import geometric_mean
 
-RESULTS, AGAIN, MEMORY, TUNING = "09_results", "09_results_2", "09_memory", "09_tuning"
+RESULTS, EARLIER, MEMORY, TUNING = "09_results", "09_results_earlier", "09_memory", "09_tuning"
 MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
 DIRECTIONS = ("forward", "backward")
 NOTHING = "not measured yet"
@@ -291,11 +291,22 @@ def readme_table(rows: list[dict]) -> str:
 def slower(rows: list[dict]) -> str:
     """A sentence: the lines of the table in which FlashAttention-4 is faster on average."""
     lost = [
-        f"{line['shapes']}, {line['pass']} ({line['over FA4']:.2f} times)"
+        f"{line['shapes']}, {line['pass']} ({line['over FA4']:.3g} times)"
         for line in readme_lines(rows)
         if (line["over FA4"] or 1) < 1
     ]
     return f"FlashAttention-4 leads on {'; '.join(lost)}." if lost else "It leads on no line of the table."
+
+
+def _reached(rows: list[dict]) -> list[bool]:
+    """Of every target that these rows can decide, whether it was reached; memory is that of the last run."""
+    return [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
+
+
+def _run_text(rows: list[dict]) -> str:
+    """Date and commit of a run, in words."""
+    row = next(row for row in rows if row.get("timer"))
+    return f"{row['date']} (commit {row['commit']})"
 
 
 def readme_text(rows: list[dict]) -> str:
@@ -309,7 +320,7 @@ def readme_text(rows: list[dict]) -> str:
     found = Measured.of(rows)
     every = found.cases(plain)
     least = {way: found.ratios(every, way) for way in DIRECTIONS}
-    met = [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
+    met = _reached(rows)
     text = [readme_table(rows), slower(rows)]
     text += [f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."]
     if all(least.values()):
@@ -317,8 +328,13 @@ def readme_text(rows: list[dict]) -> str:
         count = min(map(len, least.values()))
         text += [f"*Least* is over the shapes of a line; over all {count} jagged shapes, those of density 1"]
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
-    if second := load(AGAIN):
-        text += ["", derived.spread_text(rows, second) + "."]
+    if earlier := load(EARLIER):
+        before = _reached(earlier)
+        text += [
+            "",
+            f"The whole benchmark ran twice. The first run, of {_run_text(earlier)}, reached {sum(before)}",
+        ]
+        text += [f"of {len(before)} targets. Between the {derived.spread_text(earlier, rows)}."]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += ["", "Ratios are times of a whole call in one process, FLOPs those of real lengths. Measured on"]
     text += ["; ".join(recorded.provenance_lines(where)) + "."]
@@ -364,10 +380,10 @@ def main(arguments: list[str] | None = None) -> int:
     rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
     print(targets_text(rows, memory))
     print(readme_table(rows))
-    if second := load(AGAIN):
+    if earlier := load(EARLIER):
         from jfa.lab import derived
 
-        print(derived.spread_text(load(RESULTS), second))
+        print(derived.spread_text(earlier, load(RESULTS)))
     return 0
 
 
