@@ -50,9 +50,9 @@ def jagged_flash_attention(
     other direction chooses for itself. If gradients are wanted and the backward step that is named cannot
     run the call ("stationary" takes a shared query block, as many heads of q as of k, and no window), or
     adds dq in no fixed order although ``deterministic`` asks for one, that is an error here and not only
-    in the backward pass. ``backend``: one of ``jfa.backends.NAMES``; kernels run CPU tensors in the
-    emulator. ``check``: read the offsets' values and refuse bad ones; None does so on a CPU only, as a
-    GPU must be waited for. Meta tensors give meta tensors, by shapes alone.
+    in the backward pass (``torch.compile`` meets it there). ``backend``: one of ``jfa.backends.NAMES``;
+    kernels run CPU tensors in the emulator. ``check``: read the offsets' values and refuse bad ones; None
+    does so on a CPU only, as a GPU must be waited for. Meta tensors give meta tensors, by shapes alone.
 
     Raises TypeError and ValueError that name the argument, what was expected and what came, and RuntimeError
     when the backend cannot run on this machine or a second derivative is asked for. Defined by

@@ -464,3 +464,24 @@ def test_a_scale_too_small_for_float32_is_zero(backend):
     torch.testing.assert_close(out.float(), means.expand_as(out), rtol=2**-7, atol=2**-7)
     with pytest.raises(ValueError, match="scale: expected a finite number"):
         jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=1e39)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "hopper", "blackwell"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_comes_in_at_a_row_without_keys_counts_for_nothing(packed, backend):
+    """Merging parts of attention by their lse gives NaN there: -inf minus -inf."""
+    draw = torch.Generator().manual_seed(0)
+    rows = 16 if packed else 8
+    q, k, v = (torch.randn(n, 1, 64, generator=draw).to(torch.bfloat16) for n in (rows, 9, 9))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    offsets = torch.tensor([0, 4, 9])
+    q_offsets = torch.tensor([0, 8, 16]) if packed else None
+    out, lse = jfa.jagged_flash_attention(
+        *leaves, offsets, q_offsets, causal=True, backend=backend, return_lse=True
+    )
+    unseen = lse.mT == -torch.inf
+    assert 0 < unseen.sum() < unseen.numel()
+    clean = torch.randn(out.shape, generator=draw).to(out.dtype).masked_fill(unseen[..., None], 0)
+    dirty = clean.masked_fill(unseen[..., None], float("nan"))
+    for a, b in zip(*(torch.autograd.grad(out, leaves, dout, retain_graph=True) for dout in (clean, dirty))):
+        assert torch.equal(a, b)

@@ -352,6 +352,19 @@ def crosses_tasks(out, T: tl.constexpr, FENCE: tl.constexpr, TENSOR: tl.constexp
             tlx.async_dot(a[0], a[1], acc[0], use_acc=TENSOR, mBarriers=[done[0]])
 
 
+@triton.jit
+def fill(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), 1.0)
+
+
+def test_a_launch_takes_no_unknown_option():
+    x = torch.zeros(4)
+    with emulate():
+        fill[(1,)](x, N=4, num_warps=8, num_stages=2)
+        with pytest.raises(TypeError, match="no parameter 'nun_warps'"):
+            fill[(1,)](x, N=4, nun_warps=8)
+
+
 def test_missing_proxy_fence_is_a_warning():
     report = run(crosses_tasks, tile(), const=dict(T=TILE, FENCE=False, TENSOR=False))
     assert report.errors() == []

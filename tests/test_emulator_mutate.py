@@ -139,6 +139,16 @@ def test_clean_runs_count_false_alarms(capsys):
     assert "6 clean runs of 2 kernels" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--targets", "nope:X"], ["--targets", "jfa.lab.mutants"], ["--explained", "nope:X"]],
+    ids=" ".join,
+)
+def test_a_list_that_is_not_there_is_told(arguments, capsys):
+    assert mutate.main(arguments) == 2
+    assert "expected package.module:NAME" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ this project's kernels and the wheel's
 
 

@@ -109,6 +109,20 @@ def test_dq_on_chip_in_a_chain_of_pairs(rows, shares, policy, facts, monkeypatch
     assert [report.grid[0] for report in mains] == [ctas]
 
 
+@pytest.mark.parametrize("name", ["peeled", "two_cta"])
+def test_a_device_of_one_multiprocessor(name, monkeypatch):
+    """A pair needs two; in the emulator its CTAs are there all the same."""
+    monkeypatch.setattr(shared, "EMULATED_SMS", 1)
+    with emulator.emulate():
+        check(name, *tensors([130, 5], 70))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scale_zero_on_chip(dtype):
+    with emulator.emulate():
+        check("stationary", *tensors([70, 0, 5], 9, dtype=dtype), scale=0.0)
+
+
 FEATURES = {
     "packed": dict(query=[3, 70, 0, 5, 65, 64, 9]),
     "packed causal, grouped": dict(query=[3, 70, 0, 5, 65, 64, 9], heads=4, heads_kv=2, causal=True),

@@ -142,7 +142,7 @@ def test_a_peer_that_fails_in_its_process_is_a_row(stage, monkeypatch):
     assert len(said) == 5 and set(said) == {"Lost: no answer to prepare in 120 s"}
 
 
-def test_steps_of_ours_are_timed_by_name(stage, monkeypatch):
+def test_steps_of_ours_are_timed_by_name(stage, monkeypatch, capsys):
     def prepare(inputs, scope, step):
         run = exact(inputs, scope)
         run.steps |= {step.direction: step.name}
@@ -158,8 +158,10 @@ def test_steps_of_ours_are_timed_by_name(stage, monkeypatch):
         ("jfa:peeled", "forward", "call", "jfa"),
         ("jfa:two_cta", "backward", "call", "jfa"),
     }
-    with pytest.raises(ValueError, match="expected one of"):
-        bench.main(["--steps", "forward:nothing", "--device", "cpu"])
+    for name, said in (("forward:nothing", "expected one of"), ("nope", "expected forward or backward")):
+        with pytest.raises(SystemExit):
+            bench.main(["--steps", name, "--device", "cpu"])
+        assert f"--steps {name}: " in (error := capsys.readouterr().err) and said in error
     assert "backward:peeled" in ours.all_steps()
 
 

@@ -100,8 +100,20 @@ def test_rows_survive_the_file(tmp_path, capsys):
     path = measure.write_rows(tmp_path / "09_results.csv", full())
     known = [str(target) for target in results.targets(full())]
     assert [str(target) for target in results.targets(measure.read_rows(path))] == known
-    assert results.main([str(path), str(tmp_path / "none.csv")]) == 0
+    memory_path = measure.write_rows(tmp_path / "09_memory.csv", memory())
+    assert results.main([str(path), str(memory_path)]) == 0
     assert "reached           jagged forward over FA4, geometric mean: 2.5" in capsys.readouterr().out
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path, capsys):
+    folder = results.FOLDER
+    rows, bytes_of = folder / "09_results.csv", folder / "09_memory.csv"
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for bad in ([tmp_path / "none.csv"], [tmp_path], [bytes_of], [binary], [rows, tmp_path / "none.csv"]):
+        with pytest.raises(SystemExit):
+            results.main([str(path) for path in bad])
+        assert f"{bad[-1]}: " in capsys.readouterr().err
 
 
 def test_a_step_measured_by_name_stands_for_the_call_that_takes_it():

@@ -170,3 +170,6 @@ def test_unknown_names_and_quick_writes_are_refused(capsys):
     with pytest.raises(SystemExit):
         runner.main(["--write", "--quick"])
     assert "--write keeps the default parameters" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        runner.main(["--jobs", "-1", "00"])
+    assert "--jobs: expected a positive number" in capsys.readouterr().err

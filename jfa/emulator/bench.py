@@ -6,8 +6,8 @@ median processor time, with the happens-before checks on and off and with the tr
 checks.
 """
 
+import argparse
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -81,4 +81,6 @@ def main(seconds=2.0):
 
 
 if __name__ == "__main__":
-    main(*[float(a) for a in sys.argv[1:]])
+    parser = argparse.ArgumentParser(prog="python -m jfa.emulator.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="to time each variant for")
+    main(parser.parse_args().seconds)

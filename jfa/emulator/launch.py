@@ -1,5 +1,7 @@
 """One launch: configuration, arguments, grid; then the machine runs it."""
 
+import dataclasses
+import functools
 import inspect
 import re
 import time
@@ -67,6 +69,18 @@ def _choose(autotuner, given, kwargs, pick):
     return pick(configs) if pick else configs[0]
 
 
+@functools.cache
+def launch_options():
+    """Names of keyword arguments that a launch takes beside the kernel's parameters."""
+    try:
+        from triton.backends.nvidia.compiler import CUDAOptions
+
+        known = {field.name for field in dataclasses.fields(CUDAOptions)}
+    except ImportError:  # a stand-in for Triton
+        known = {"num_warps", "num_stages", "num_ctas", "maxnreg", "ctas_per_cga", "cluster_dims"}
+    return known | {"grid", "warmup", "debug"}
+
+
 def bind(k, args, kwargs):
     """All parameters of the kernel by name, defaults included."""
     names = [p.name for p in k.params]
@@ -75,6 +89,9 @@ def bind(k, args, kwargs):
     bound = {p.name: p.default for p in k.params if p.default is not inspect.Parameter.empty}
     bound.update(zip(names, args))
     bound.update({n: v for n, v in kwargs.items() if n in names})
+    unknown = sorted(set(kwargs) - set(names) - launch_options())
+    if unknown:
+        raise TypeError(f"{k.__name__}() has no parameter {unknown[0]!r}, and no launch option has that name")
     missing = [n for n in names if n not in bound]
     if missing:
         raise TypeError(f"{k.__name__}() misses the arguments {', '.join(missing)}")

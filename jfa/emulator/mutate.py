@@ -183,7 +183,11 @@ def main(argv=None):
     """The command; returns the exit status."""
     args = _arguments(argv)
     where = args.targets or (TARGETS if args.clean is None else CLEAN)
-    targets = registry.load(where)
+    try:
+        targets, explained = registry.load(where), _value(args.explained)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        print(f"--targets or --explained: expected package.module:NAME; {error}", file=sys.stderr)
+        return 2
     names = args.kernels or [name for name, target in targets.items() if target.fast or not args.quick]
     unknown = [name for name in names if name not in targets]
     if unknown:
@@ -199,7 +203,7 @@ def main(argv=None):
         print(f"{row.verdict:9s} {row.by:22s} {row.kernel}: {row.key}", flush=True)
 
     options = {"sample": sample, "seed": args.seed, "processes": args.processes, "each": progress}
-    rows = run(where, names, _value(args.explained), **options)
+    rows = run(where, names, explained, **options)
     print("\n".join(table(rows)))
     print(f"\n{len(rows)} mutants in {time.perf_counter() - start:.0f} s")
     if args.csv:

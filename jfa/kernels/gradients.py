@@ -15,7 +15,7 @@ import triton.language as tl
 
 from jfa.kernels import baseline
 from jfa.kernels.baseline_parts import find_rows, find_tile
-from jfa.kernels.launch import find
+from jfa.kernels.launch import drop_unseen, find
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import BlackwellStationary, HopperStationary, Step
 from jfa.kernels.tiles import Schedule, make_schedule
@@ -92,6 +92,7 @@ class Passes:
         if 0 in (problem.total_kv, problem.total_q, problem.batch):
             found = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
         else:
+            dout = drop_unseen(problem, dout, lse, kv_offsets, q_offsets)
             incoming = (dout.contiguous(), None if dlse is None else dlse.contiguous())
             run = self.run_stationary if isinstance(step, STATIONARY) else self.run_keys
             found = run(problem, step, schedule, *incoming, *tensors)
@@ -152,8 +153,7 @@ def prepare_kernel(
     stat = head.to(tl.int64) * count + tile.to(tl.int64) * BLOCK + row
     tl.store(log2_lse + stat, tl.where(seen, row_lse * LOG2_E, float("inf")))
     tl.store(delta + stat, tl.where(seen, row_delta, 0.0))
-    program = tile.to(tl.int64) * heads + head
-    slack = tl.load(kv_offsets + batch).to(tl.int64) * kv_columns + program * 1024
+    slack = tl.load(kv_offsets + batch).to(tl.int64) * kv_columns + (tile.to(tl.int64) * heads + head) * 1024
     end = total_kv.to(tl.int64) * kv_columns
     zeros = tl.zeros([1024], dk.dtype.element_ty)
     for offset in range(slack, end, tl.num_programs(0).to(tl.int64) * heads * 1024):
@@ -215,10 +215,9 @@ def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor, scale:
     """
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     size, terms = dq.numel(), sums.shape[0]
-    scale = problem.scale if scale is None else scale
-    at_once = min(1 << (terms - 1).bit_length(), TERMS)
-    block = 128 if terms > 1 else 512
+    block, at_once = 128 if terms > 1 else 512, min(1 << (terms - 1).bit_length(), TERMS)
     finish_kernel[(-(-size // block),)](
-        sums, dq, terms, sums.stride(0), size, scale, TERMS=at_once, BLOCK=block, num_warps=4
-    )
+        sums, dq, terms, sums.stride(0), size, problem.scale if scale is None else scale,
+        TERMS=at_once, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return dq

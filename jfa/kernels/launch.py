@@ -20,6 +20,8 @@ def supports(problem: Problem) -> str | None:
     rows = max(problem.total_kv, problem.total_q * (problem.batch if problem.broadcast_q else 1))
     if rows > 1 << 30:
         return f"q and k: expected at most 2**30 rows of out, k and v, got {rows}"
+    if problem.batch > 1 << 23:  # row statistics are kept in blocks of 128 rows, addressed by 32 bits
+        return f"kv_offsets: expected at most 2**23 sequences, got {problem.batch}"
     return None
 
 
@@ -43,6 +45,16 @@ def packed_rows(x: torch.Tensor) -> torch.Tensor:
     if joined and row_stride * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0:
         return x.as_strided((rows, width), (row_stride, 1))
     return x.clone(memory_format=torch.contiguous_format).view(rows, width)
+
+
+def drop_unseen(problem: Problem, dout, lse, kv_offsets, q_offsets) -> torch.Tensor:
+    """dout with zeros in the rows that see no key: what comes in there counts for nothing, NaN neither.
+
+    Only a window with a right end hides every key of a row, and not in self-attention, whose row sees itself.
+    """
+    if problem.window_right < 0 or (q_offsets is not None and q_offsets.data_ptr() == kv_offsets.data_ptr()):
+        return dout
+    return dout.masked_fill((lse == -float("inf")).mT.unsqueeze(-1), 0)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -280,7 +280,10 @@ def main(argv=None) -> int:
     if options.steps == ["all"]:
         options.steps = ours.all_steps()
     for name in options.steps:
-        ours.named_step(name)
+        try:
+            ours.named_step(name)
+        except ValueError as error:
+            parser().error(f"--steps {name}: {error}")
     if options.device != "cpu" and not torch.cuda.is_available():
         parser().error("no CUDA device: there is nothing to measure here")
     if options.compile:

@@ -266,6 +266,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--experiments", action="store_true", help="variants of the last steps instead")
     parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
     chosen = parser.parse_args(arguments)
+    if chosen.only == "times" and not torch.cuda.is_available():
+        parser.error("no CUDA device: there is nothing to measure here")
     if chosen.only != "times":
         for arch in TARGETS:
             print(f"{chosen.direction} on {arch} ({TARGETS[arch]})")

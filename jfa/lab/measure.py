@@ -21,6 +21,7 @@ __all__ = [
     "provenance",
     "read_rows",
     "told",
+    "unreadable",
     "write_rows",
 ]
 
@@ -328,3 +329,13 @@ def read_rows(path) -> list[dict]:
     with open(path, newline="", encoding="utf-8") as handle:
         rows = csv.DictReader(handle)
         return [{name: x if name in TEXT_COLUMNS else _value(x) for name, x in row.items()} for row in rows]
+
+
+def unreadable(path: Path, column: str) -> str | None:
+    """None if a file is a CSV with that column, else a sentence that says what is wrong with it."""
+    try:
+        with path.open(newline="") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}"
+    return None if column in header else f"{path}: expected a CSV with a column {column}"

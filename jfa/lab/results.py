@@ -372,6 +372,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("memory", nargs="?", type=Path, default=FOLDER / f"{MEMORY}.csv")
     parser.add_argument("--derive", action="store_true", help="write the rows of figures drawn from others")
     options = parser.parse_args(arguments)
+    for path, column in ((options.rows, "ms_p50"), (options.memory, "share_of_kv")):
+        if not options.derive and (problem := measure.unreadable(path, column)):
+            parser.error(problem)
     if options.derive:
         from jfa.lab import derived
 

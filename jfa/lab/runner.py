@@ -293,6 +293,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         print("no notebooks found: nothing was executed")
         return 1
+    if options.jobs < 0:
+        parser.error(f"--jobs: expected a positive number, got {options.jobs}")
     jobs = options.jobs or default_jobs()
     results = run_all(paths, jobs, parameters=given, timeout=options.timeout, write=options.write)
     print(f"\n{table(results)}")

@@ -19,8 +19,8 @@ STATIONARY_ROWS = 512  # up to here dQ on chip beat the reduction on every shape
 def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
-    Multicast of Q and dO (two_cta) lost against `peeled` wherever both were measured. `ds_buffered` is the
-    candidate for its place: its parts gained 2 to 5 % in other kernels; it was not timed itself yet.
+    Multicast of Q and dO (two_cta) lost against `peeled` wherever both were measured. `ds_buffered` gained
+    up to 3 % on packed queries in one run and lost as much in another: no reason to leave `peeled`.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
@@ -35,7 +35,7 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
     rows, dk, dv = prepare_rows(problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, block_m)
     sums = torch.zeros((1, problem.total_q, problem.heads_q * dim), dtype=torch.float32, device=q.device)
     items = schedule.kv_tiles.shape[0] * problem.heads_kv
-    kernel[(min(multiprocessors(q.device) // pair, items) * pair,)](
+    kernel[(max(min(multiprocessors(q.device) // pair, items), 1) * pair,)](
         ragged_descriptor(packed_rows(q), block_m // pair, dim),
         *(ragged_descriptor(packed_rows(x), block_n // pair, dim) for x in (k, v)),
         ragged_descriptor(packed_rows(dout), block_m // pair, dim),
@@ -66,21 +66,21 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     rows, dk, dv = prepare_rows(problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, 64, padded)
     sums = torch.empty((shares, padded, heads * dim), dtype=torch.float32, device=q.device)
     counters = torch.zeros if links > 1 else torch.empty
-    sizes = ((q, block_m), (k, block_n // pair), (v, block_n // pair))
-    sizes += ((dout, block_m), (dk, block_n), (dv, block_n))
-    inputs = [ragged_descriptor(packed_rows(x), size, dim) for x, size in sizes]
+    rows_of = (block_m, block_n // pair, block_n // pair, block_m, block_n, block_n)
+    inputs = [ragged_descriptor(packed_rows(x), n, dim) for x, n in zip((q, k, v, dout, dk, dv), rows_of)]
     inputs += [TensorDescriptor.from_tensor(sums.view(-1, heads * dim), [64, dim])]
     # dS times the scale needs no other scaling of dK and dQ; float16 would lose its small numbers.
     ds_scale = 1.0 if q.dtype == torch.float16 else problem.scale
+    rest = problem.scale / (ds_scale or 1.0)  # dS is zero where the scale is
     for i in range(launches):
         stationary.kernel[(shares * heads * links * pair,)](
             *inputs, rows.log2_lse, rows.delta, schedule.kv_tiles, schedule.kv_counts,
             counters(shares * heads * links, dtype=torch.int32, device=q.device),
             problem.total_q, padded, rows.count, i * links * pair * block_m, heads,
-            problem.scale * LOG2E, ds_scale, problem.scale / ds_scale,
+            problem.scale * LOG2E, ds_scale, rest,
             HEAD_DIM=dim, PAIR=pair, LINKS=links, ADD=i > 0, **roles, **options(pair),
         )  # fmt: skip
-    return finish_queries(problem, sums, q, problem.scale / ds_scale), dk, dv
+    return finish_queries(problem, sums, q, rest), dk, dv
 
 
 PASSES = Passes(ladder.BACKWARD, choose, run_keys, run_stationary)
