@@ -1,6 +1,7 @@
 """The compiler-scheduled baseline: its features in the emulator, what it compiles to, and a GPU's answers."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 import jfa
 from jfa import emulator
 from jfa.jagged import lengths_to_offsets
-from jfa.kernels import baseline
+from jfa.kernels import baseline, baseline_launch
 from jfa.kernels.baseline_launch import configurations, facts, launch, tuned
 from jfa.kernels.baseline_parts import find_rows, find_tile, key_range, query_range
 from jfa.kernels.problem import Problem
@@ -428,6 +429,24 @@ def test_tuning_depends_on_no_size_of_the_batch():
     for other in (tensors([9], 65), tensors([9], 37, dim=80), tensors([9], 37, dtype=torch.float16)):
         assert facts(problem_of(*other), q) != base
     assert facts(problem_of(q, k, v, *offsets, window=(-1, 0)), q) != base
+
+
+@pytest.mark.parametrize("found", [None, {"BLOCK_M": 64, "BLOCK_N": 32}], ids=["first", "tuned"])
+def test_a_capture_takes_what_an_earlier_call_found(found, monkeypatch):
+    """A graph must replay the kernel that eager calls run, or what is timed is not what is used."""
+    ran = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda **options: ran.append((grid, options["BLOCK_M"], options["num_warps"]))
+
+    best = {} if found is None else {"best_config": triton.Config(found, num_warps=8, num_stages=2)}
+    monkeypatch.setattr(baseline_launch, "tuned", lambda *facts: SimpleNamespace(**best))
+    monkeypatch.setattr(baseline_launch, "_may_tune", lambda arguments: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    configs = ((128, 64, 4, 3), (64, 32, 8, 2))
+    launch(Kernel(), configs, lambda block_m, block_n: block_m, {"q": None})
+    assert ran == ([((128,), 128, 4)] if found is None else [((64,), 64, 8)])
 
 
 def test_supports_names_the_argument_and_the_limit():

@@ -190,3 +190,108 @@ def test_a_target_may_be_dense(direction):
     wanted, _ = results(Target(direction, BASELINE, **small))
     found, findings = results(Target(direction, "peeled", **small))
     assert findings == [] and ablation.difference(found, wanted) < 0.01
+
+
+def test_missed_keeps_the_shapes_of_missed_targets_only():
+    import pandas
+
+    from jfa.lab import drawings_profile
+
+    rows = pandas.DataFrame([target.columns() for target in counters.targets()])
+    kept = drawings_profile.missed(rows)
+    found = set(zip(kept["direction"], kept["suite"], kept["M"], kept["N"], kept["step"]))
+    assert ("forward", "jagged", 256, 1024, "staged") in found
+    assert ("backward", "dense", 1024, 1024, "ds_buffered") in found
+    assert len(kept) == len(counters.MISSED) + 2
+
+
+def test_stages_that_hold_each_other_are_added_once():
+    import pandas
+
+    from jfa.lab import drawings_profile
+
+    facts = {"direction": "forward", "step": "staged", "M": 128, "tflops": 100.0, "roof_tflops": 800.0}
+    times = {"": 1.0, "exponentials": 0.9, "softmax": 0.8, "masks": 0.95, ablation.ALL: 0.5}
+    rows = pandas.DataFrame([facts | {"left_out": name, "ms_p50": took} for name, took in times.items()])
+    (line,) = drawings_profile.together(rows).to_dict("records")
+    assert line["single, summed"] == pytest.approx(0.25) and line["all"] == 0.5
+    title = drawings_profile.ablation_finding(drawings_profile.saved(rows))
+    assert title == "One stage left out saves at most 20 % of the time, all of them 50 to 50 %"
+
+
+def test_apart_compares_a_kernel_with_itself_in_both_orders():
+    import pandas
+
+    from jfa.lab import drawings_profile
+
+    samples = {"block after block": {"staged": [1, 1, 1], "the same again": [1, 1, 4]}}
+    samples["in turn"] = {"staged": [1, 2], "the same again": [1, 2], "peeled": [3, 3]}
+    rows = pandas.DataFrame(
+        [
+            {"order": order, "name": name, "ms_p50": float(took)}
+            for order, names in samples.items()
+            for name, values in names.items()
+            for took in values
+        ]
+    )
+    assert drawings_profile.apart(rows) == {"block after block": 0.0, "in turn": 0.0}
+    assert drawings_profile.apart(rows, "mean") == {"block after block": 1.0, "in turn": 0.0}
+    assert drawings_profile.apart(rows[rows["order"] == "in turn"], second="peeled") == {"in turn": 1.0}
+
+
+def test_steps_by_name_are_compared_with_each_other():
+    from jfa.lab import cases, tables
+
+    case = cases.dense_cases()[0]
+    facts = case.columns() | {"direction": "backward", "scope": "call", "timer": "cuda-graph", "impl": "jfa"}
+    times = {"jfa": 2.0, "jfa:peeled": 2.2, "jfa:ds_buffered": 2.0}
+    rows = [facts | {"name": name, "ms_p50": took, "step": "peeled"} for name, took in times.items()]
+    assert tables.gains(rows, "peeled", "ds_buffered", "backward") == {case: pytest.approx(0.1)}
+    assert "+10.0 %" in tables.gains_text(rows, "peeled", "ds_buffered", "backward").splitlines()[-1]
+    assert tables.gains(rows, "peeled", "ds_buffered", "forward") == {}
+    assert tables.by_name_ratios(rows) == {"backward": "1.10 to 1.10, median 1.10, 1 shapes"}
+    refused = facts | {
+        "name": "jfa:stationary",
+        "error": "ValueError: step stationary: window: expected none",
+    }
+    said = "jfa:stationary on dense, 1 rows: refused where asked for by name: window: expected none"
+    assert tables.failures([refused]) == [said]
+
+
+def test_the_log_of_tuning_begins_where_a_prediction_was_farthest_off():
+    from jfa.lab import tables
+
+    log = [
+        {"predicted_percent": 4.0, "measured_percent": 5.0},
+        {"predicted_percent": 2.0, "measured_percent": -9.0},
+    ]
+    log += [
+        {"predicted_percent": "", "measured_percent": 7.0},
+        {"predicted_percent": 3.0, "measured_percent": "-1 to 2"},
+    ]
+    log = [row | {"idea": str(place), "verdict": "kept"} for place, row in enumerate(log)]
+    assert [row["idea"] for row in tables.tuning_gaps(log)] == ["1", "0"]
+    assert "4 rows; 3 with a predicted number, 2 of them" in tables.tuning_text(log)
+    assert tables.tuning_extremes(log, 1).splitlines()[-1] == "| 1 | +2 % | -9 % | kept |"
+
+
+def test_a_step_that_is_no_faster_than_the_best_before_it_is_named():
+    import pandas
+
+    from jfa.lab import tables
+
+    speeds = {"baseline": 1.0, "peeled": 3.0, "two_cta": 2.0, "ds_buffered": 3.0, "stationary": 4.0}
+    table = pandas.DataFrame([{"direction": "backward", "step": s, "tflops": t} for s, t in speeds.items()])
+    assert tables.climb(table) == {"backward": ["two_cta", "ds_buffered"]}
+
+
+def test_what_q_and_dq_save_is_told_apart_from_the_tiles():
+    from jfa.lab import onchip
+
+    sizes = {"peeled": {"Q": 4, "dQ": 8, "K": 10}, "stationary": {"Q": 1, "dQ": 2, "K": 6}}
+    rows = [
+        {"direction": "backward", "step": step, "tensor": tensor, "how": "read", "kib": size}
+        for step, parts in sizes.items()
+        for tensor, size in parts.items()
+    ]
+    assert onchip.left(rows) == {"before": 22, "kept": 13, "last": 9}

@@ -59,7 +59,8 @@ def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()
     Each set of ``facts`` is tuned once, on the first data that comes. ``zero`` names arguments that the
     kernel adds to: they are zeroed before every run of a tuning and after the last. Nothing is tuned with a
     single configuration, with JFA_DISABLE_AUTOTUNE=1, on the emulator and inside a CUDA graph capture; then
-    the first configuration runs. Raises ValueError when the grid would be too large.
+    the first configuration runs, in a capture the one that an earlier call found. Raises ValueError when the
+    grid would be too large.
     """
 
     def grid(meta):
@@ -71,12 +72,21 @@ def launch(kernel, configs, programs, arguments, *, tune=True, facts=(), zero=()
             )
         return (count,)
 
+    best = None
     if tune and len(configs) > 1 and _may_tune(arguments):
-        tuned(kernel, configs, tuple(facts), tuple(zero))[grid](**arguments)
-    else:
-        block_m, block_n, warps, stages = configs[0]
-        meta = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-        kernel[grid(meta)](**arguments, **meta, num_warps=warps, num_stages=stages)
+        tuner = tuned(kernel, configs, tuple(facts), tuple(zero))
+        if not torch.cuda.is_current_stream_capturing():
+            tuner[grid](**arguments)
+            return
+        best = getattr(tuner, "best_config", None)
+    block_m, block_n, warps, stages = configs[0] if best is None else numbers(best)
+    meta = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+    kernel[grid(meta)](**arguments, **meta, num_warps=warps, num_stages=stages)
+
+
+def numbers(config):
+    """Return a triton.Config as the (BLOCK_M, BLOCK_N, num_warps, num_stages) of the tables."""
+    return config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"], config.num_warps, config.num_stages
 
 
 @functools.cache
@@ -92,7 +102,7 @@ def tuned(kernel, configs, facts, zero):
 def _may_tune(arguments):
     if os.environ.get("JFA_DISABLE_AUTOTUNE", "0") not in ("", "0"):
         return False
-    return arguments["q"].is_cuda and not torch.cuda.is_current_stream_capturing()
+    return arguments["q"].is_cuda
 
 
 def rows_contiguous(tensor):

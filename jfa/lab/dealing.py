@@ -209,12 +209,12 @@ def _events(deals, lengths) -> list[dict]:
 
 
 def forward_map(lengths=None) -> list[dict]:
-    """SM by time on the real histories, one deal after another (04_forward)."""
-    return _events(forward_deals(), lengths or data_sets()["real histories"])
+    """SM by time at density one half, where lengths spread most, one deal after another (04_forward)."""
+    return _events(forward_deals(), lengths or data_sets()["density 0.5"])
 
 
 def backward_map(lengths=None) -> list[dict]:
-    """The same for the backward pass (04_backward)."""
+    """SM by time on the real histories, backward (04_backward)."""
     return _events(backward_deals(), lengths or data_sets()["real histories"])
 
 
@@ -318,20 +318,36 @@ def compared_text() -> str:
     return "\n".join(lines)
 
 
-def separated_text() -> str:
-    """Measured: what `dynamic` gains by its deal and by its second Q tile, forward, by shape; or why not."""
+def separated():
+    """Measured forward gains by shape as a DataFrame, each over what stands before it; None without rows.
+
+    "sorted": `balanced` over natural order; "the deal": handed out at run time, with one Q tile, over
+    `balanced`; "second Q tile": `dynamic` over that; "both": `dynamic` over `balanced`.
+    """
     from jfa.lab import ladder
 
     rows = measured_rows(("forward",))
-    names = ("balanced", ladder.ONE_QUERY_TILE, "dynamic")
+    names = ["warp_specialized", "balanced", ladder.ONE_QUERY_TILE, "dynamic"]
     if rows is None or not set(names) <= set(rows["step"]):
+        return None
+    wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")[names].dropna()
+    first, static, one, two = (wide[name] for name in names)
+    gains = {"sorted": static / first, "the deal": one / static, "second Q tile": two / one}
+    return (wide.assign(**gains, both=two / static)[[*gains, "both"]]).rename_axis(columns=None)
+
+
+def separated_text() -> str:
+    """Measured: what `dynamic` gains by its deal and by its second Q tile, forward, by shape; or why not."""
+    from jfa.lab import ladder, recorded
+
+    gains = separated()
+    if gains is None:
         return f"not measured yet: figures/04_steps.csv has no rows of {ladder.ONE_QUERY_TILE!r}"
-    wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
     lines = [f"{'M':>4} {'N':>5} {'density':>7}  the deal  second Q tile  both  (measured, forward)"]
-    for (m, n, density), row in wide[list(names)].dropna().iterrows():
-        before, one, both = row
-        gains = f"{one / before:8.2f}  {both / one:13.2f}  {both / before:4.2f}"
-        lines.append(f"{m:>4} {n:>5} {density:>7g}  {gains}")
+    means = [recorded.geometric_mean(gains[name]) for name in gains]
+    for (m, n, density), *row in [*gains.itertuples(name=None), (("", "", ""), *means)]:
+        shape = f"{m:>4} {n:>5} {density:>7g}" if n else "    geometric mean"
+        lines.append(f"{shape}  {row[1]:8.2f}  {row[2]:13.2f}  {row[3]:4.2f}")
     return "\n".join(lines)
 
 

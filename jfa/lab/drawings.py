@@ -1,7 +1,7 @@
 """How the figures of notebooks 00 to 02 are drawn from their rows; one function a figure."""
 
 import matplotlib.pyplot as plt
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import loops, style
@@ -22,33 +22,30 @@ def percent(share: float) -> str:
 
 
 def where_work_goes(rows):
-    """Bars: the useful share of the work, one way of losing it a bar (00_waste)."""
+    """Bars in two panels: the real share of computed rows, and the busy share of the SMs' time (00_waste)."""
+    panels = {"rows": ("padding", "tiles"), "SMs": ("deal",)}
     colors = {"padding": GREY, "tiles": BLUE, "deal": ORANGE}
-    figure, axes = plt.subplots(figsize=(7.2, 3.2))
-    bars = axes.barh(rows["case"], rows["useful_share"], color=[colors[loss] for loss in rows["loss"]])
-    of = {"padding": "of padded rows", "tiles": "of rows in tiles", "deal": "of the SMs' time"}
-    keys = [Patch(color=colors[loss], label=what) for loss, what in of.items() if loss in set(rows["loss"])]
-    axes.legend(
-        handles=keys,
-        frameon=False,
-        fontsize=9,
-        ncols=3,
-        columnspacing=1.2,
-        handlelength=1.2,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
+    axis = {"rows": "real rows of all rows computed", "SMs": "busy share of the SMs' time, predicted"}
+    figure, both = plt.subplots(2, 1, figsize=(7.2, 4.1), height_ratios=(3, 2), sharex=True)
+    for (name, losses), axes in zip(panels.items(), both, strict=True):
+        part = rows[rows["loss"].isin(losses)]
+        bars = axes.barh(part["case"], part["useful_share"], color=[colors[loss] for loss in part["loss"]])
+        if name == "SMs":
+            for bar in bars:
+                bar.set(hatch="//", edgecolor="white")
+        axes.bar_label(bars, [percent(share) for share in part["useful_share"]], padding=4)
+        axes.invert_yaxis()
+        axes.set(xlim=(0, 1.08))
+        axes.set_xlabel(axis[name], fontsize=10)
+        axes.tick_params(labelbottom=True)
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+    padded, tiled = (percent(share) for share in rows["useful_share"].iloc[:2])
+    note = (
+        "rows: counted from the lengths · SM time: key tiles of 128, and 1.5 more for each item (notebook 04)"
+        " · not counted: waiting inside a tile, masks, memory"
     )
-    axes.bar_label(bars, [percent(share) for share in rows["useful_share"]], padding=4)
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 1.08), xlabel="useful share")
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    share = dict(zip(rows["case"], rows["useful_share"], strict=True))
-    padded, tiled = percent(rows["useful_share"].iloc[0]), percent(share["packed, key tiles of 128"])
-    return style.finish(
-        figure,
-        f"Real histories: {padded} of padded work is useful, {tiled} of packed",
-        COUNTED,
-    )
+    title = f"Real histories: {padded} of padded rows are real, {tiled} in tiles of 128"
+    return style.finish(figure, title, note)
 
 
 def histories(rows):
@@ -191,7 +188,11 @@ def turns(rows):
     return style.finish(figure, f"In turns, tensor cores would be busy {shares}", PREDICTED)
 
 
-PUBLIC = {"jfa": "jfa, last step of the ladder", "jfa_baseline": "jfa baseline"}
+PUBLIC = {"jfa": "what a call of jfa runs", "jfa_baseline": "the baseline"}
+SUBJECT = (
+    "#0b3d91"  # the baseline where it is what a figure is about: grey there is for other people's kernels
+)
+MARKS = {"fa4": "s", "cudnn": "v", "torch_varlen": "D"}
 
 
 def _baseline_finding(rows) -> str:
@@ -203,7 +204,7 @@ def _baseline_finding(rows) -> str:
     ratio = (wide["jfa_baseline"] / wide["fa4"]).dropna()
     means = ratio.index.get_level_values("mean")
     short, long = ratio[means == means.min()].mean(), ratio[means == means.max()].mean()
-    return f"The baseline over FlashAttention-4: {short:.1f} times if short, {long:.1f} if long"
+    return f"Baseline over FlashAttention-4: {short:.1f} times on short sequences, {long:.1f} on long"
 
 
 def baseline_speed(rows):
@@ -216,24 +217,28 @@ def baseline_speed(rows):
         rows[["N", "density", "mean"]].drop_duplicates().sort_values(["mean", "N"]).reset_index(drop=True)
     )
     place = {(row.N, row.density): index for index, row in shapes.iterrows()}
-    peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name))
+    peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name != "jfa", name))
     looks = {name: {"color": style.color_of(name)} for name in peers}
     looks |= {name: {"color": peer[1], "linestyle": peer[2]} for name, peer in style.PEERS.items()}
-    looks["jfa_baseline"] = {"color": GREY, "linewidth": 2.2}
+    looks["jfa_baseline"] = {"color": SUBJECT, "linewidth": 3, "zorder": 3}
     looks["jfa"] = {"color": style.color_of("stationary")}
-    figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True)
+    figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.8), sharex=True)
     for direction, axes in zip(("forward", "backward"), panels, strict=True):
         for name in peers:
             line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "N"])
             at = [place[row.N, row.density] for row in line.itertuples()]
-            label = PUBLIC.get(name) or style.label_of(name)
-            axes.plot(at, line["tflops"], marker="o", markersize=3, label=label, **looks[name])
+            look = {"marker": MARKS.get(name, "o"), "markersize": 4, "linewidth": 1.4} | looks[name]
+            axes.plot(at, line["tflops"], label=PUBLIC.get(name) or style.label_of(name), **look)
             slow, fast = (line["tflops"] * line["ms_p50"] / line[column] for column in ("ms_p80", "ms_p20"))
-            axes.fill_between(at, slow, fast, color=looks[name]["color"], alpha=0.25, linewidth=0)
+            axes.fill_between(at, slow, fast, color=looks[name]["color"], alpha=0.2, linewidth=0)
         axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
     labels = [f"{row.N}\n{row.density:g}" for row in shapes.itertuples()]
     panels[1].set_xticks(range(len(labels)), labels, fontsize=9)
-    panels[1].set_xlabel(f"longest allowed and density, {query_rows} shared query rows")
-    panels[0].legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
-    title = _baseline_finding(rows)
-    return style.finish(figure, title, style.caption(rows))
+    panels[1].set_xlabel(
+        f"longest allowed and density, mean length rising; {query_rows} shared query rows", fontsize=10
+    )
+    panels[0].legend(
+        frameon=False, fontsize=9, ncols=3, handlelength=3, loc="lower left", bbox_to_anchor=(0, 1)
+    )
+    note = f"whole calls; bands: 20th to 80th percentile of the rounds · {style.caption(rows)}"
+    return style.finish(figure, _baseline_finding(rows), note)

@@ -110,6 +110,17 @@ def limits(rows) -> list[dict]:
     return found
 
 
+def missed(rows):
+    """Rows of shapes on which a target of speed was missed: what a call gets, and what was tried there."""
+    from jfa.lab.counters import MISSED
+
+    both = (("forward", "staged"), ("backward", "stationary"))
+    chosen = [*(targets.Target(way, step, M=256) for way, step in both), *MISSED]
+    names = ("suite", "M", "N", "density", "direction", "step")
+    wanted = {tuple(target.columns()[name] for name in names) for target in chosen}
+    return rows[[row in wanted for row in rows[list(names)].itertuples(index=False, name=None)]]
+
+
 def limits_text(rows) -> str:
     """The lines of `limits` as a table; rows is None where nothing is recorded."""
     if rows is None:
@@ -126,14 +137,20 @@ def limits_text(rows) -> str:
         reason = f"{row['reason']} {share(row['waiting'])} %"
         head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<17} {share(row['tensor']):>4} %"
         lines.append(f"{head} {share(row['hbm'])} %  {unit:<17}  {reason:<25} {row['limit']}")
-    return "\n".join([*lines, "of a kernel's time under Nsight Compute, which runs it alone and cool"])
+    said = "of a kernel's time under Nsight Compute, which runs every kernel alone"
+    clocks = (
+        pandas.to_numeric(rows["sm_clock_mhz"], errors="coerce").dropna() if "sm_clock_mhz" in rows else []
+    )
+    if len(clocks):
+        said += f"; SM clock {clocks.min() / 1e3:.2f} to {clocks.max() / 1e3:.2f} GHz"
+    return "\n".join([*lines, said])
 
 
 def counters(rows):
     """Table of busy shares, and beside it why warps wait; a line a step (10_counters)."""
     table = by_pass(rows)
     shade = LinearSegmentedColormap.from_list("busy", ["#ffffff", style.color_of("mma")])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.29 * len(table) + 1.9), width_ratios=(1, 1.15))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 0.3 * len(table) + 2.1), width_ratios=(1, 1.15))
     units = [name for name in UNITS if name in table]
     values = table[units].to_numpy(dtype=float)
     left.imshow(values, cmap=shade, vmin=0, vmax=1, aspect="auto")
@@ -142,11 +159,11 @@ def counters(rows):
             value = values[line, column]
             text = "-" if value != value else f"{100 * value:.0f}"
             ink = style.text_color(shade(0 if value != value else value))
-            left.text(column, line, text, ha="center", va="center", fontsize=8, color=ink)
-    left.set_xticks(range(len(units)), [UNITS[name] for name in units], fontsize=8)
+            left.text(column, line, text, ha="center", va="center", fontsize=9, color=ink)
+    left.set_xticks(range(len(units)), [UNITS[name] for name in units], fontsize=9)
     left.xaxis.tick_top()
     names = [f"{row.direction} {row.case}: {style.label_of(row.step)}" for row in table.itertuples()]
-    left.set_yticks(range(len(table)), names, fontsize=8)
+    left.set_yticks(range(len(table)), names, fontsize=9)
     left.tick_params(length=0)
     left.set_xlabel("busy, % of the kernel's time", fontsize=9)
     shares, start = stalls(table), 0.0
@@ -158,13 +175,16 @@ def counters(rows):
     right.set_xlabel("why warps waited, share of their waiting", fontsize=9)
     right.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     right.legend(
-        frameon=False, fontsize=7.5, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1), handlelength=1
-    )
+        frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.02, 1),
+        handlelength=1, columnspacing=1,
+    )  # fmt: skip
     for axes in (left, right):
         for line in range(1, len(table)):
             if (table.loc[line, ["direction", "case"]] != table.loc[line - 1, ["direction", "case"]]).any():
                 axes.axhline(line - 0.5, color=style.INK, linewidth=0.8)
-    return style.finish(figure, counters_finding(table), style.caption(_clocked(rows)))
+    shape = targets.Target("forward", "staged")
+    note = f"jagged shapes: N = {shape.N}, density {shape.density:g}, where no other N is named · "
+    return style.finish(figure, counters_finding(table), note + style.caption(_clocked(rows)))
 
 
 def _clocked(rows):
@@ -174,15 +194,17 @@ def _clocked(rows):
 
 def counters_finding(table) -> str:
     """The busy share of the tensor cores, from the baseline to the best step, forward and backward."""
-    parts = []
+    parts, rows_of_q = [], 0
     for way in ("forward", "backward"):
         line = table[(table["direction"] == way) & ~table["case"].str.contains(" ")]
-        line = line[line["M"] == line["M"].max()].set_index("step")
+        rows_of_q = line["M"].max()
+        line = line[line["M"] == rows_of_q].set_index("step")
         if "baseline" in line.index and len(line) > 1:
             best = line["tensor_busy"].drop("baseline").max()
             first, last = 100 * line.loc["baseline", "tensor_busy"], 100 * best
-            parts.append(f"{way} from {first:.0f} to {last:.0f} %")
-    return "Tensor cores busy: " + ", ".join(parts) if parts else "What the hardware counted"
+            parts.append(f"{way} {first:.0f} to {last:.0f} %")
+    said = f"Tensor cores busy, baseline to best step (M = {rows_of_q}): {', '.join(parts)}"
+    return said if parts else "What the hardware counted"
 
 
 def saved(rows):
@@ -217,68 +239,93 @@ def ablation_bars(rows):
             at = [place + 0.38 * (index - (len(wide.columns) - 1) / 2) for place in range(len(stages))]
             alpha = 1.0 if index else 0.55
             color = style.color_of(step)
-            bars = axes.barh(at, wide[M], 0.36, color=color, alpha=alpha, label=f"M = {M}")
-            axes.bar_label(bars, [f"{100 * value:.0f} %" for value in wide[M]], padding=3, fontsize=7.5)
+            axes.barh(at, wide[M], 0.36, color=color, alpha=alpha, label=f"M = {M}")
+            for place, value in zip(at, wide[M]):
+                words = f"{round(100 * value) + 0:d} %"  # no "-0"
+                axes.text(max(value, 0) + 0.004, place, words, va="center", fontsize=8)
         axes.set_yticks(range(len(stages)), [f"without {name}" for name in stages], fontsize=8.5)
         axes.set_ylim(len(stages) - 0.45, -0.55)
         axes.tick_params(axis="y", length=0)
         axes.axvline(0, color=style.FAINT, linewidth=0.8)
         axes.set_title(f"{way}, {style.label_of(step)}", loc="left", fontsize=10)
-    panels[0, 0].legend(frameon=False, fontsize=8.5, loc="lower right")
+        axes.legend(frameon=False, fontsize=8.5, loc="upper right")
     panels[-1, 0].xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     panels[-1, 0].set_xlabel("time saved; the answers are wrong, by design")
     low, high = min(0, part["saved"].min()), part["saved"].max()
-    panels[-1, 0].set_xlim(low - 0.04, high + 0.08)
+    panels[-1, 0].set_xlim(low - 0.02, high + 0.08)
     return style.finish(figure, ablation_finding(part), style.caption(rows))
 
 
 def ablation_finding(part) -> str:
-    """The stage that costs most in each direction's last step, those that leave all out not counted."""
-    found = []
-    for way in ("forward", "backward"):
-        table = part[(part["direction"] == way) & (part["left_out"] != ablation.ALL)]
-        table = table[table["step"] == table["step"].iloc[-1]] if len(table) else table
-        if len(table):
-            mean = table.groupby("left_out")["saved"].mean()
-            found.append(f"{mean.idxmax()} {way} ({100 * mean.max():.0f} %)")
-    return f"Costs most: {', '.join(found)}" if found else "Stages left out"
+    """What the dearest single stage saves, and what all stages save together."""
+    alone = part.loc[part["left_out"] != ablation.ALL, "saved"]
+    every = part.loc[part["left_out"] == ablation.ALL, "saved"]
+    if alone.empty or every.empty:
+        return "Stages left out"
+    span = f"{100 * every.min():.0f} to {100 * every.max():.0f} %"
+    return f"One stage left out saves at most {100 * alone.max():.0f} % of the time, all of them {span}"
 
 
-ROUNDS = {"staged": "staged", "the same again": "dynamic", "peeled": "peeled"}
+def together(rows):
+    """A line a pass, step and M: savings of the single stages added up, of all at once, and TFLOPS.
+
+    "left" is the speed of what remains: the products, their barriers and what no stage names. A stage that
+    holds another (softmax holds the exponentials) stands for both in the sum.
+    """
+    part, key = saved(rows), ["direction", "step", "M"]
+    both = part[part["left_out"] == "softmax"].set_index(key).index
+    held = (part["left_out"] == "exponentials") & part.set_index(key).index.isin(both)
+    single = part[(part["left_out"] != ablation.ALL) & ~held]
+    every = part[part["left_out"] == ablation.ALL].set_index(key)
+    table = pandas.DataFrame({"single, summed": single.groupby(key)["saved"].sum(), "all": every["saved"]})
+    whole = rows[rows["left_out"].fillna("") == ""].set_index(key)
+    for name, found in (
+        ("TFLOPS", whole["tflops"]),
+        ("left", every["tflops"]),
+        ("roof", whole["roof_tflops"]),
+    ):
+        table[name] = pandas.to_numeric(found, errors="coerce")
+    return table
+
+
+ROUNDS = {"staged": "staged", "the same again": "ink", "peeled": "peeled"}
 
 
 def rounds(rows):
     """Dots: every sample over time, block after block and in turn (10_rounds)."""
     found = [order for order in orders.ORDERS if (rows["order"] == order).any()]
-    figure, panels = plt.subplots(1, len(found), figsize=(9, 3.8), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(found), figsize=(9, 3.9), sharey=True, squeeze=False)
     for order, axes in zip(found, panels[0], strict=True):
         for name, step in ROUNDS.items():
             line = rows[(rows["order"] == order) & (rows["name"] == name)]
             if line.empty:
                 continue
             color, middle = style.color_of(step), line["ms_p50"].median()
-            axes.plot(line["at_s"], line["ms_p50"], ".", markersize=4, color=color, alpha=0.6)
-            label = f"{name}: median {middle:.3f} ms"
-            axes.plot([], [], "o", markersize=6, color=color, label=label)
-            axes.hlines(middle, line["at_s"].min(), line["at_s"].max(), color=color, linewidth=1.5)
+            axes.plot(line["at_s"], line["ms_p50"], ".", markersize=5, color=color, alpha=0.8)
+            axes.plot([], [], "o", markersize=6, color=color, label=f"{name}: median {middle:.3f} ms")
+            if order == "block after block":
+                axes.hlines(middle, line["at_s"].min(), line["at_s"].max(), color=color, linewidth=1.2)
         axes.set_title(order, loc="left", fontsize=10)
         axes.set(xlabel="time since the first sample, s", xlim=(0, None))
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.3), ncols=1)
-    low, high = rows["ms_p50"].quantile(0.005), rows["ms_p50"].quantile(0.995)
-    panels[0, 0].set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
+        axes.legend(frameon=False, fontsize=8.5, loc="upper right", handletextpad=0.2)
+    low, high = rows["ms_p50"].min(), rows["ms_p50"].max()
+    panels[0, 0].set_ylim(low - 0.1 * (high - low), high + 0.55 * (high - low))
     panels[0, 0].set_ylabel("ms a call")
     return style.finish(
         figure, rounds_finding(rows), style.caption(rows) + " · the y axis does not begin at 0"
     )
 
 
-def apart(rows) -> dict[str, float]:
-    """Order -> how much longer the kernel's second copy seems to take than the first, as a share."""
-    middle = orders.medians(rows)
+def apart(rows, middle: str = "median", first="staged", second="the same again") -> dict[str, float]:
+    """Order -> how much longer the second candidate seems to take than the first, as a share.
+
+    ``middle`` is "median" or "mean" of a candidate's samples. By default both are the same kernel.
+    """
+    took = rows.groupby(["order", "name"], sort=False)["ms_p50"].agg(middle)
     return {
-        order: middle[order, "the same again"] / middle[order, "staged"] - 1
+        order: took[order, second] / took[order, first] - 1
         for order in orders.ORDERS
-        if (order, "staged") in middle
+        if (order, first) in took
     }
 
 

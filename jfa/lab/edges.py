@@ -222,6 +222,7 @@ def without_masks(step):
 # ------------------------------------------------------------------- what masks cost where it was measured
 
 ISSUE = {"every clock": 1.0, "every other clock": 0.5}  # how often a scheduler gets an instruction out
+COUNTED = ("warp_specialized", "peeled")  # steps that notebook 10 counts, with every mask and with few
 PROVENANCE = ("gpu", "sm_clock_mhz", "power_w", "power_limit_w", "driver", "cuda", "torch", "fbtriton")
 PROVENANCE += ("commit", "date")
 
@@ -262,11 +263,15 @@ def gain(share: float, times: tuple[float, float]) -> float:
 
 
 def gain_rows() -> list[dict]:
-    """Measured gain of peeling over the share of blocks with an edge, predictions beside it (07_gain)."""
+    """Measured gain of peeling over the share of blocks with an edge, predictions beside it (07_gain).
+
+    block_n: keys of a block of `peeled`; where it is not BLOCK, the gain is not of peeling alone.
+    """
     from jfa import steps
-    from jfa.lab import figures
+    from jfa.lab import figures, ladder
 
     ladder_ = {step.name: step for step in steps.FORWARD["hopper"]}
+    known = {way: steps.find("hopper", way, "peeled") for way in ("forward", "backward")}
     times = block_times(ladder_["dynamic"], ladder_["peeled"])
     rows = []
     for direction, recording, before in (
@@ -284,6 +289,7 @@ def gain_rows() -> list[dict]:
             lengths = jagged.density_lengths(int(batch), int(n), density, seed=1).tolist()
             share = edge_share(lengths)
             row = {"direction": direction, "M": m, "N": n, "density": density, "edge_share": round(share, 4)}
+            row["block_n"] = known[direction].tiling(ladder.problem_of(lengths, int(m), 4, 128))["BLOCK_N"]
             row["measured_gain"] = round(float(speeds["peeled"]) / float(speeds[before]), 4)
             if direction == "forward":
                 row |= {
@@ -295,3 +301,22 @@ def gain_rows() -> list[dict]:
             last = shape.iloc[-1]
             rows.append(row | {name: last.get(name, "") for name in PROVENANCE})
     return rows
+
+
+def counted_text() -> str:
+    """What notebook 10's counters say of two steps, forward and backward; or that there are none."""
+    from jfa.lab import figures
+
+    if not figures.path_of("10_counters").exists():
+        return "not counted: there is no figures/10_counters.csv"
+    rows = figures.read("10_counters")
+    rows = rows[rows["step"].isin(COUNTED) & rows["suite"].eq("jagged")]
+    head = f"{'direction':<9} {'M':>4} {'N':>5} {'density':>7}  {'step':<16}"
+    lines = [f"{head}  time    clock     instructions  issued in  (counted on a GPU)"]
+    for row in rows.itertuples():
+        shape = f"{row.direction:<9} {row.M:>4} {row.N:>5} {row.density:>7g}  {row.step:<16}"
+        numbers = (
+            f"{row.duration_us:5.0f} us  {row.sm_clock_mhz:.0f} MHz  {row.instructions / 1e6:7.0f} million"
+        )
+        lines.append(f"{shape}  {numbers}  {100 * row.issue_busy:.0f} % of clocks")
+    return "\n".join(lines)

@@ -15,15 +15,20 @@ BATCH, LONGEST = 1024, 1024
 
 
 def where_work_goes() -> list[dict]:
-    """Useful share of the work on the real histories, one way of losing it a row (00_waste)."""
+    """Real share of the rows and busy share of the SMs on the real histories, a case a row (00_waste).
+
+    Who works on what is `dealing.plan`, as in notebook 04: a prediction, in key tiles.
+    """
+    from jfa.lab import dealing
+
     lengths = jagged.history_lengths().tolist()
-    work = [count for count in waste.tiles(lengths, BLOCK) for _ in range(HEADS)]
+    busy = {name: dealing.plan(step, lengths).busy for name, step in dealing.forward_deals().items()}
     rows = [
         ("padding", "padded to the longest", waste.padded(lengths)),
         ("tiles", f"packed, key tiles of {BLOCK}", waste.tiled(lengths, BLOCK)),
         ("tiles", f"packed, key tiles of {BLOCK // 2}", waste.tiled(lengths, BLOCK // 2)),
-        ("deal", "tiles dealt in turn to 132 SMs", waste.balance(waste.deal_fixed(work, waste.H200_SMS))),
-        ("deal", "next tile to the SM that is free", waste.balance(waste.deal_free(work, waste.H200_SMS))),
+        ("deal", f"tiles in turn to {waste.H200_SMS} SMs", busy["natural order"]),
+        ("deal", "longest first, to a free SM", busy["dynamic"]),
     ]
     return [{"loss": loss, "case": case, "useful_share": round(share, 6)} for loss, case, share in rows]
 

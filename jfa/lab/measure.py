@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import math
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -187,12 +188,13 @@ def interleave(
 ) -> list[dict]:
     """Time several functions in turn, round after round, and return one row of columns for each.
 
-    A round takes one sample of every function, each round beginning with another one; a sample repeats its
-    function for at least ``sample_ms`` and counts as its mean. ms_p20, ms_p50 and ms_p80 are quantiles over
-    the rounds, in milliseconds a call. ``pause_s`` lets the GPU cool before each sample. ``flush_l2`` empties
-    the L2 cache before every call, outside the timed span. ``graph`` times replays of a CUDA graph, so the
-    host's launch time is left out. Rows carry `provenance`, with SM clock and power of the run, from a
-    ``monitor`` that is running, or from one of its own. A function that is a `Remote` is timed where it runs.
+    A round takes one sample of every function, each round in another order, so that nobody always follows
+    the same neighbour; a sample repeats its function for at least ``sample_ms`` and counts as its mean.
+    ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``pause_s`` lets the GPU
+    cool before each sample. ``flush_l2`` empties the L2 cache before every call, outside the timed span.
+    ``graph`` times replays of a CUDA graph, so the host's launch time is left out. Rows carry `provenance`,
+    with SM clock and power of the run, from a ``monitor`` that is running, or from one of its own. A function
+    that is a `Remote` is timed where it runs.
 
     ``keep_going`` turns a function that raises into a row whose "error" says so. Raises RuntimeError without
     a CUDA device unless ``host_clock`` is given.
@@ -216,8 +218,7 @@ def interleave(
     start = time.monotonic()
     with contextlib.nullcontext(monitor) if monitor is not None else Monitor() as watching:
         for turn in range(rounds):
-            names = list(samples)
-            for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
+            for name in random.Random(turn).sample(list(samples), len(samples)):
                 time.sleep(pause_s)
                 one, prepared, calls = ready[name]
                 try:

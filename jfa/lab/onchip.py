@@ -58,3 +58,17 @@ def rows() -> list[dict]:
                 columns = {"direction": direction, "step": name, "tensor": tensor, "how": how}
                 table.append({**columns, "kib": round(count / 1024, 3)})
     return table
+
+
+def left(rows) -> dict[str, float]:
+    """KiB of the backward pass: "before", with Q and dQ "kept" on chip and no other change, and the "last".
+
+    ``rows`` are those of `rows`; "kept" takes Q and dQ of the last step and the rest of the step before.
+    """
+    first, last = (
+        {(row["tensor"], row["how"]): row["kib"] for row in rows if (row["direction"], row["step"]) == key}
+        for key in (("backward", name) for name in STEPS)
+    )
+    kept = [size for (tensor, _), size in first.items() if tensor not in ("Q", "dQ")]
+    kept += [size for (tensor, _), size in last.items() if tensor in ("Q", "dQ")]
+    return {"before": sum(first.values()), "kept": sum(kept), "last": sum(last.values())}

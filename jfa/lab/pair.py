@@ -236,9 +236,39 @@ def empty_share(lengths, keys: int = BLOCK) -> float:
     return sum(count % 2 for count in tiles) / max(pairs, 1)
 
 
-def predicted_ratio(lengths, gain: float) -> float:
-    """Speed of a pair over a CTA alone: ``gain`` on what both CTAs do, and empty second CTAs do nothing."""
+def predicted_ratio(lengths, gain: float = 1.0) -> float:
+    """Speed of a pair over CTAs alone: ``gain`` on what both do; an empty CTA takes as long for nothing."""
     return gain * (1 - empty_share(lengths) / 2)
+
+
+def product_flops(step, lengths) -> dict[tuple, int]:
+    """CTA -> FLOPs of its products, counted in the emulator: those of a Hopper step, 256 query rows."""
+    events, _ = traced(step, lengths=lengths)
+    found: dict[tuple, int] = {}
+    for _, cta, _, op, _, _, info in events:
+        if op == "issue" and info["kind"] == "wgmma":
+            found[cta] = found.get(cta, 0) + int(info["flop"])
+    return dict(sorted(found.items()))
+
+
+def counted_text() -> str:
+    """What notebook 10's counters say of both Hopper steps, by shape; or that there are none."""
+    from jfa.lab import figures
+
+    if not figures.path_of("10_counters").exists():
+        return "not counted: there is no figures/10_counters.csv"
+    rows = figures.read("10_counters")
+    rows = rows[(rows["direction"] == "backward") & rows["step"].isin(TARGETS)]
+    shapes = rows.groupby(["M", "N", "density"]).filter(lambda part: set(part["step"]) == set(TARGETS))
+    lines = [
+        "   M     N density  step     tensor cores  L2 busy  read of L2  added to L2  (counted on a GPU)"
+    ]
+    for row in shapes.itertuples():
+        read, added = (32 * sectors / 1e9 for sectors in (row.l2_read_sectors, row.l2_red_sectors))
+        shape = f"{row.M:>4} {row.N:>5} {row.density:>7g}  {row.step:<7}"
+        busy = f"{100 * row.tensor_busy:9.0f} %  {100 * row.l2_busy:5.0f} %"
+        lines.append(f"{shape}  {busy}  {read:7.2f} GB  {added:8.2f} GB")
+    return "\n".join(lines)
 
 
 def lengths_of(shape) -> list[int]:
@@ -258,14 +288,18 @@ def live_rows(quick: bool = False) -> list[dict]:
 
 
 def text(rows, gain: float = 1.0) -> str:
-    """A line a shape: empty second CTAs, predicted and measured ratio, and where; "" without rows."""
+    """A line a shape: empty second CTAs, what they predict with a gain and without, what was measured.
+
+    "" without rows.
+    """
     from jfa.lab import style
 
     if not rows:
         return ""
-    lines = [f"{'M':>4} {'N':>5} {'density':>7}  empty second CTAs  predicted  pair over alone"]
+    lines = [f"{'M':>4} {'N':>5} {'density':>7}  empty second CTAs  predicted  with no gain  pair over alone"]
     for (m, n, density), ratio in ratios(rows).items():
         lengths = lengths_of((m, n, density))
-        empty, wanted = 100 * empty_share(lengths), predicted_ratio(lengths, gain)
-        lines.append(f"{m:>4} {n:>5} {density:>7g}  {empty:15.0f} %  {wanted:9.2f}  {ratio:.2f}")
+        empty, wanted, least = 100 * empty_share(lengths), *(predicted_ratio(lengths, g) for g in (gain, 1.0))
+        shape = f"{m:>4} {n:>5} {density:>7g}"
+        lines.append(f"{shape}  {empty:15.0f} %  {wanted:9.2f}  {least:12.2f}  {ratio:15.2f}")
     return "\n".join([*lines, style.caption(rows)])

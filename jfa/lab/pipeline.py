@@ -1,8 +1,8 @@
 """What one CTA would do when: a trace of the emulator, charged with the rates of an H200.
 
 The emulator says in which order things may happen and who waits for whom; its order is no time. Here every
-recorded operation is given a duration and the recorded dependencies are kept. Everything that comes out is a
-prediction, in clocks.
+recorded operation is given a duration and the recorded dependencies are kept: a replay. Everything that comes
+out is a prediction, in clocks.
 """
 
 import statistics
@@ -248,3 +248,52 @@ def spans_of(rows, kernel: str) -> list[dict]:
         for row in records
         if row["kernel"] == kernel
     ]
+
+
+def memory_rows(hopper=None, blackwell=None) -> list[dict]:
+    """Who fills which part of the memories of the first forward steps, from compile reports (03_memory).
+
+    hopper, blackwell: reports (`jfa.lab.report.Report`); they are compiled if not given.
+    """
+    from jfa import steps
+    from jfa.lab import ladder, memory
+
+    made = []
+    for arch, report in (("hopper", hopper), ("blackwell", blackwell)):
+        report = report or ladder.compiled(steps.FORWARD[arch][0])
+        made.append(memory.allocations(report.text("ttgir")))
+    limit = rates.SHARED_BYTES // memory.KIB - 1
+    memories = (  # O leaves Hopper's first step through a tile of Q
+        ("H200 shared memory, KiB", limit, memory.shared_regions(made[0], memory.HOPPER[:3])),
+        ("B200 shared memory, KiB", limit, memory.shared_regions(made[1], memory.BLACKWELL)),
+        ("B200 tensor memory, columns", rates.TMEM_COLUMNS, memory.tensor_regions(made[1])),
+    )
+    life = {("H200", "Q"): "then O", ("B200", "Q"): "one tile"}
+    rows = []
+    for name, size, regions in memories:
+        for region in regions:
+            when = life.get((name[:4], region["name"][0]), region["when"])
+            place = {"start": round(region["start"], 2), "size": round(region["size"], 2)}
+            rows.append({"memory": name, "of": size, **region, **place, "when": when})
+    return rows
+
+
+def gained(before: str, after: str):
+    """Measured forward TFLOPS of two steps by shape, and "times", as a DataFrame; None without a recording.
+
+    "useful": share of the tensor cores' time, 0 to 1, that the products of real lengths take at the clock of
+    the run; what a replay calls busy also holds the products of padded rows.
+    """
+    from jfa.lab import dealing
+
+    rows = dealing.measured_rows(("forward",))
+    if rows is None or not {before, after} <= set(rows["step"]):
+        return None
+    shape = ["M", "N", "density"]
+    table = rows.pivot_table(index=shape, columns="step", values="tflops")[[before, after]].dropna()
+    table["times"] = table[after] / table[before]
+    clock = rows.groupby(shape)["sm_clock_mhz"].median().reindex(table.index) * 1e6
+    peak = rates.RATES[ARCH].tensor_flops * rates.RATES[ARCH].sms * clock / 1e12
+    for name in (before, after):
+        table[f"useful, {name}"] = table[name] / peak
+    return table.rename_axis(columns=None)

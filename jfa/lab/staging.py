@@ -145,7 +145,7 @@ def allowed_registers(made) -> int:
     return next(count for way, count in made.setmaxnreg if way == "dec")
 
 
-# ------------------------------------------------------------------------------- what was measured, if it was
+# ------------------------------------------------------------------------- what was measured, and predicted
 
 
 def recorded_steps():
@@ -177,16 +177,22 @@ def tile_gain(before, after, queries: int, arch: str = "hopper") -> float:
     return ends[0] / ends[1]
 
 
-def compared_text(before: str, after: str) -> str:
-    """Measured and predicted ratio of two backward steps by query rows; "" without a recording."""
+def measured_gains(before: str, after: str) -> dict[tuple, float]:
+    """(M, N, density) -> recorded speed of a backward step over another, whole calls; {} without one."""
     rows = recorded_steps()
-    if rows is None:
-        return ""
+    if rows is None or not {before, after} <= set(rows["step"]):
+        return {}
     wide = rows.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
-    if before not in wide or after not in wide:
+    return (wide[after] / wide[before]).dropna().to_dict()
+
+
+def compared_text(before: str, after: str) -> str:
+    """Measured and predicted ratio of two backward steps by shape, or that they were not recorded."""
+    gains = measured_gains(before, after)
+    if not gains:
         return f"{before} or {after} is not among the recorded steps"
     lines = [f"{'M':>4} {'N':>5} {'density':>7}  measured  predicted  ({after} over {before})"]
-    for (m, n, density), ratio in (wide[after] / wide[before]).dropna().items():
+    for (m, n, density), ratio in gains.items():
         model = tile_gain(before, after, int(m))
         lines.append(f"{m:>4} {n:>5} {density:>7g}  {ratio:8.2f}  {model:9.2f}")
     return "\n".join(lines)

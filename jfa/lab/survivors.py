@@ -40,6 +40,10 @@ REASONS = {
     "ordered": (
         "Measured: in every run all that it waits for lies before it already (vector clocks, Report.waits)."
     ),
+    "settled": (
+        "With one staging tile each turn waits until its adds have been read; the steps with two staging "
+        "tiles need this wait."
+    ),
     "one tile": ("A CTA of this grid has one tile, so nobody waits for the slot again."),
     "wait before": (
         "The wait above covers it: it is for a barrier that is signalled later on the same path."
@@ -89,6 +93,10 @@ hopper_backward_two_cta
 hopper_backward_ds_buffered
     compiler: delete fence
         store: tlx.fence('async_shared')
+    settled: delete store wait
+        reduce: tlx.async_descriptor_store_wait(0)
+    settled: weaken store wait
+        reduce: tlx.async_descriptor_store_wait(0)
 blackwell_backward_two_cta
     two stores: weaken store wait
         drain_early > add_slice > stage #2: tlx.async_descriptor_store_wait(STAGES - 1)

@@ -2,8 +2,10 @@
 
 import math
 import statistics
+import textwrap
 
 from jfa.lab import results, style
+from jfa.lab.recorded import geometric_mean
 from jfa.lab.results import Measured
 
 DENSITIES = results.MEAN_DENSITIES
@@ -23,6 +25,13 @@ def best_rows() -> tuple[list[dict], str]:
         if rows := results.load(name):
             return rows, name
     return [], ""
+
+
+def shape_text(case) -> str:
+    """A case in a few words; real histories have no density that was asked for."""
+    if case.suite == "histories":
+        return f"histories M={case.M}, N={case.N}"
+    return results.described(case)
 
 
 def _tflops(found: Measured, case, direction: str, name: str) -> str:
@@ -63,25 +72,120 @@ def other_table(rows: list[dict], direction: str, suites=("dense", "packed", "hi
     for case in cases:
         speeds = [_tflops(found, case, direction, name) for name in peers]
         cells = "  ".join(f"{speed:>{size}}" for speed, size in zip(speeds, width))
-        lines.append(f"{results.described(case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
+        lines.append(f"{shape_text(case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
     return "\n".join(lines) if cases else "no such shape was measured"
 
 
 def failures(rows: list[dict]) -> list[str]:
-    """Which peers could not run which suites, and why, one sentence each."""
+    """Which peers could not run which suites, and why, one sentence each.
+
+    A step of ours that was asked for by name and refuses the shape is no failure of a call, and says so.
+    """
     found = {}
     for row in rows:
-        if row.get("error"):
-            key = row.get("impl", ""), row["suite"], str(row["error"])[:100]
-            found[key] = found.get(key, 0) + 1
-    return [f"{impl} on {suite}, {count} rows: {error}" for (impl, suite, error), count in found.items()]
+        if not row.get("error"):
+            continue
+        name, reason = row.get("name") or row.get("impl", ""), str(row["error"])
+        step = name.partition(":")[2]
+        if f"step {step}: " in reason and step:
+            reason = "refused where asked for by name: " + reason.partition(f"step {step}: ")[2]
+        key = name, row["suite"], textwrap.shorten(reason, 120, placeholder=" ...")
+        found[key] = found.get(key, 0) + 1
+    return [f"{name} on {suite}, {count} rows: {reason}" for (name, suite, reason), count in found.items()]
+
+
+def gains(rows: list[dict], first: str, second: str, direction: str, suites=("dense", "packed")) -> dict:
+    """Case -> how much faster the second step is than the first, as a share; both asked for by name."""
+    found = Measured.of(rows)
+    cases = found.cases(lambda case: case.suite in suites)
+    before = {case: found.time(case, direction, f"jfa:{first}") for case in cases}
+    after = {case: found.time(case, direction, f"jfa:{second}") for case in cases}
+    return {case: before[case] / after[case] - 1 for case in cases if before[case] and after[case]}
+
+
+def gains_text(rows: list[dict], first: str, second: str, direction: str) -> str:
+    """The shares of `gains`, a line a shape, and their geometric mean."""
+    found = gains(rows, first, second, direction)
+    if not found:
+        return f"{second} beside {first}, {direction}: {results.NOTHING}"
+    mean = geometric_mean([1 + share for share in found.values()]) - 1
+    lines = [f"{shape_text(case):<36} {100 * share:+5.1f} %" for case, share in found.items()]
+    lines.append(f"{'geometric mean':<36} {100 * mean:+5.1f} %")
+    return "\n".join([f"speed of {second} over {first}, {direction}, whole calls", *lines])
+
+
+def by_name_ratios(rows: list[dict]) -> dict[str, str]:
+    """Direction -> time of a step asked for by name over the call that takes this step, in words.
+
+    Both run the same kernel in the same rounds, so the ratio says what place in the round does.
+    """
+    found, said = Measured.of(rows), {}
+    for direction in results.DIRECTIONS:
+        ratios = []
+        for case in found.cases():
+            call = found.rows.get((case, direction, "jfa", "call"))
+            again = call and found.time(case, direction, f"jfa:{call['step']}")
+            ratios += [again / call["ms_p50"]] if again else []
+        if ratios:
+            middle = statistics.median(ratios)
+            said[direction] = (
+                f"{min(ratios):.2f} to {max(ratios):.2f}, median {middle:.2f}, {len(ratios)} shapes"
+            )
+    return said
+
+
+def climb(table) -> dict[str, list[str]]:
+    """Direction -> the steps that are no faster than the best one before them, from the rows of 09_ladder."""
+    slower_ones = {}
+    for direction, lines in table.groupby("direction", sort=False):
+        best = 0.0
+        slower_ones[direction] = []
+        for step, speed in zip(lines["step"], lines["tflops"]):
+            if speed <= best:
+                slower_ones[direction].append(step)
+            best = max(best, speed)
+    return slower_ones
+
+
+def tuning_gaps(rows: list[dict]) -> list[dict]:
+    """Rows of the tuning log whose prediction and result are numbers, the farthest apart first."""
+
+    def number(row, name):
+        try:
+            return float(row.get(name, ""))
+        except ValueError:
+            return None
+
+    both = {"predicted_percent", "measured_percent"}
+    kept = [row for row in rows if all(number(row, name) is not None for name in both)]
+    return sorted(
+        kept, key=lambda row: -abs(number(row, "measured_percent") - number(row, "predicted_percent"))
+    )
+
+
+def tuning_extremes(rows: list[dict], count: int = 10) -> str:
+    """The ideas of the tuning log whose prediction was farthest off, as Markdown."""
+    columns = ("direction", "idea", "predicted_percent", "measured_percent", "shapes", "verdict")
+    gaps = tuning_gaps(rows)[:count]
+    return results.tuning_table([{name: row.get(name, "") for name in columns} for row in gaps])
+
+
+def tuning_text(rows: list[dict]) -> str:
+    """How many ideas the tuning log holds, and how many predictions had the right sign."""
+    gaps = tuning_gaps(rows)
+    signs = sum(float(row["predicted_percent"]) * float(row["measured_percent"]) > 0 for row in gaps)
+    predicted = sum(row.get("predicted_percent", "") not in ("", "not predicted") for row in rows)
+    return (
+        f"{len(rows)} rows; {predicted} with a predicted number, {len(gaps)} of them measured as one number; "
+        f"the sign was right in {signs} of these"
+    )
 
 
 def slower(rows: list[dict], chosen=lambda case: True) -> list[str]:
     """Shapes on which FlashAttention-4 takes less time than ours, whole calls, in words."""
     found = Measured.of(rows)
     return [
-        f"{results.described(case)}, {direction} ({ratio:.2f})"
+        f"{shape_text(case)}, {direction} ({ratio:.2f})"
         for direction in results.DIRECTIONS
         for case, ratio in found.ratios(found.cases(chosen), direction).items()
         if ratio < 1
@@ -114,6 +218,8 @@ def power_text(rows: list[dict]) -> str:
     found = Measured.of(rows)
     seen: dict = {}
     for (case, direction, name, scope), row in found.rows.items():
+        if direction not in results.DIRECTIONS:
+            continue  # both passes in one call are neither bound
         if (name, scope) == ("jfa", "call") and results.plain(case) and row.get("sm_clock_mhz"):
             clock, power = row["sm_clock_mhz"], row.get("power_w") or math.nan
             seen.setdefault((direction, _bound(case, direction)), []).append((clock, power))

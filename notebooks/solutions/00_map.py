@@ -7,7 +7,7 @@ import triton.language as tl
 import jfa
 from jfa import emulator
 from jfa.kernels import baseline_parts
-from jfa.lab import waste
+from jfa.lab import dealing, waste
 
 lengths = jfa.jagged.history_lengths().tolist()
 
@@ -17,10 +17,10 @@ print(f"1. useful share of the 100 longest, padded: {waste.padded(longest):.2f}"
 assert waste.padded(lengths) < waste.padded(longest) < 0.5
 
 # 2. In descending order both deals get better: the small tiles come last and fill what the large ones left.
-work = [count for count in waste.tiles(lengths, 128) for _ in range(4)]
+work = [count + dealing.TILE_COST for count in waste.tiles(lengths, 128) for _ in range(4)]
 ordered = sorted(work, reverse=True)
 for deal in (waste.deal_fixed, waste.deal_free):
-    before, after = waste.balance(deal(work, 132)), waste.balance(deal(ordered, 132))
+    before, after = waste.balance(deal(work, waste.H200_SMS)), waste.balance(deal(ordered, waste.H200_SMS))
     print(f"2. {deal.__name__}: {before:.2f} in natural order, {after:.2f} in descending order")
     assert after > before
 

@@ -153,7 +153,7 @@ def walk_peeled(
 ):
     """Blocks [low, high) of query rows of one head; masks only where an edge runs through the tile."""
     first, end = keys.bulk_blocks(tile, low, high)
-    for block in tl.range(low, high, disable_licm=buffers.DS_STAGES > 1):  # else addresses would be spilled
+    for block in tl.range(low, high, disable_licm=keys.GROUP > 1):  # else addresses would be spilled
         masked = (block < first) | (block >= end)
         dk, dv = MULTIPLY(group, keys, tile, buffers, block, turn, dk, dv, scale_log2, masked)
         turn += 1

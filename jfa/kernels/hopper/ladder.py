@@ -135,8 +135,8 @@ def two_staging_tiles(problem: Problem) -> dict[str, int]:
 
 
 def two_tiles_of_ds(problem: Problem) -> dict[str, int]:
-    """The last 16 KB at a head dimension of 128: one dS is read while the next is written."""
-    return two_staging_tiles(problem) | {"DS_STAGES": 2}
+    """One dS is read while the next is written, and a third Q and dO travel: the room of dQ's second tile."""
+    return one_staging_tile(problem) | {"ROW_STAGES": 3, "DS_STAGES": 2}
 
 
 def in_pairs(problem: Problem) -> dict[str, int]:
@@ -233,11 +233,11 @@ TWO_CTA = dataclasses.replace(
 DS_BUFFERED = dataclasses.replace(
     BACKWARD_PEELED,
     name="ds_buffered",
-    title="dS twice, longest tiles first",
-    idea="With two tiles of dS the groups meet once a block of rows, not twice; the list is sorted by work.",
+    title="dS twice, rows thrice",
+    idea="Room for a second dS and a third Q and dO, not for a second dQ: groups meet once a block of rows.",
     notebook="09_full_kernel",
-    order="sorted",
     tiling=two_tiles_of_ds,
+    settle=backward.settle_at_once,
 )
 BACKWARD_STATIONARY = HopperStationary(
     name="stationary",
