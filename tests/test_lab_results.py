@@ -174,7 +174,7 @@ def steps(direction, names):
 def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
     assert set(derived.write_all(tmp_path)) == {
         f"{name}: {results.NOTHING}"
-        for name in ("08_steps", "09_roofline", "09_ladder", "09_dense", "09_spread")
+        for name in ("02_baseline", "08_steps", "09_roofline", "09_ladder", "09_dense", "09_spread")
     }
     measure.write_rows(tmp_path / "09_results_earlier.csv", full(1 / 1.1, "2026-11-30"))
     measure.write_rows(tmp_path / "09_results.csv", full())
@@ -183,7 +183,7 @@ def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
         steps("forward", ["warp_specialized", "balanced", "dynamic", "dynamic, one Q tile"]),
     )
     measure.write_rows(tmp_path / "05_steps.csv", steps("backward", ["warp_specialized", "balanced"]))
-    assert derived.write_all(tmp_path)[1] == f"09_roofline: {2 * (48 + 2 + 4 + 4)} rows"
+    assert derived.write_all(tmp_path)[2] == f"09_roofline: {2 * (48 + 2 + 4 + 4)} rows"
     roof = results.load("09_roofline", tmp_path)
     assert all(line["share"] == 0.65 and line["gpu"] == "H200" for line in roof)
     assert {line["limit"] for line in roof} == {"memory", "compute"}

@@ -30,6 +30,18 @@ def work_of(case: Case, direction: str):
     return flops.roofline(lengths, query, case.Hq, case.D, direction, **options)
 
 
+def baseline_rows(rows: list[dict]) -> list[dict]:
+    """Whole calls of the baseline and of everybody else, on the jagged shapes on which the baseline ran."""
+    found = results.Measured.of(rows)
+    names = ("jfa_baseline", "jfa", "fa4", "cudnn", "torch_varlen")
+    table = []
+    for case in found.cases(results.plain):
+        for direction in DIRECTIONS:
+            calls = [found.rows.get((case, direction, name, "call")) for name in names]
+            table += [row for row in calls if row is not None] if calls[0] is not None else []
+    return table
+
+
 def roofline_rows(rows: list[dict]) -> list[dict]:
     """For every shape and direction: FLOPs a byte, TFLOPS of ours and of FA4, and the roofline's."""
     found = results.Measured.of(rows)
@@ -177,6 +189,7 @@ def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:
     now, earlier = (results.load(name, folder) for name in (results.RESULTS, results.EARLIER))
     backward = results.load("05_steps", folder)
     return {
+        "02_baseline": baseline_rows(now),
         "08_steps": [r for r in backward if r["step"] in pair.TARGETS and r["direction"] == "backward"],
         "09_roofline": roofline_rows(now),
         "09_ladder": ladder_rows(results.load("04_steps", folder), backward),

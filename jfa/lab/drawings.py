@@ -208,15 +208,12 @@ def _baseline_finding(rows) -> str:
 
 
 def baseline_speed(rows):
-    """Lines with a 20 to 80 % band: TFLOPS over jagged shapes, one line for what ran (02_baseline)."""
+    """Dots with a 20 to 80 % band: TFLOPS on jagged shapes, one colour for what ran (02_baseline)."""
     rows = rows[(rows["suite"] == "jagged") & (rows["scope"] == "call") & rows["tflops"].notna()].copy()
-    query_rows = 256 if (rows["M"] == 256).any() else rows["M"].min()
-    rows = rows[rows["M"] == query_rows]
     rows["mean"] = rows["N"] * rows["density"]
-    shapes = (
-        rows[["N", "density", "mean"]].drop_duplicates().sort_values(["mean", "N"]).reset_index(drop=True)
-    )
-    place = {(row.N, row.density): index for index, row in shapes.iterrows()}
+    key = ["mean", "N", "density", "M"]
+    shapes = rows[key].drop_duplicates().sort_values(["mean", "M"]).reset_index(drop=True)
+    place = {(row.N, row.density, row.M): index for index, row in shapes.iterrows()}
     peers = sorted(rows["impl"].unique(), key=lambda name: (name != "jfa_baseline", name != "jfa", name))
     looks = {name: {"color": style.color_of(name)} for name in peers}
     looks |= {name: {"color": peer[1], "linestyle": peer[2]} for name, peer in style.PEERS.items()}
@@ -225,17 +222,17 @@ def baseline_speed(rows):
     figure, panels = plt.subplots(2, 1, figsize=(7.2, 5.8), sharex=True)
     for direction, axes in zip(("forward", "backward"), panels, strict=True):
         for name in peers:
-            line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "N"])
-            at = [place[row.N, row.density] for row in line.itertuples()]
+            line = rows[(rows["direction"] == direction) & (rows["impl"] == name)].sort_values(["mean", "M"])
+            at = [place[row.N, row.density, row.M] for row in line.itertuples()]
             look = {"marker": MARKS.get(name, "o"), "markersize": 4, "linewidth": 1.4} | looks[name]
             axes.plot(at, line["tflops"], label=PUBLIC.get(name) or style.label_of(name), **look)
             slow, fast = (line["tflops"] * line["ms_p50"] / line[column] for column in ("ms_p80", "ms_p20"))
             axes.fill_between(at, slow, fast, color=looks[name]["color"], alpha=0.2, linewidth=0)
         axes.set(ylim=(0, None), ylabel=f"{direction}, TFLOPS")
-    labels = [f"{row.N}\n{row.density:g}" for row in shapes.itertuples()]
+    labels = [f"{row.M}\n{row.N}\n{row.density:g}" for row in shapes.itertuples()]
     panels[1].set_xticks(range(len(labels)), labels, fontsize=9)
     panels[1].set_xlabel(
-        f"longest allowed and density, mean length rising; {query_rows} shared query rows", fontsize=10
+        "shared query rows, longest allowed, density; mean length rises to the right", fontsize=10
     )
     panels[0].legend(
         frameon=False, fontsize=9, ncols=3, handlelength=3, loc="lower left", bbox_to_anchor=(0, 1)

@@ -188,7 +188,7 @@ def interleave(
 ) -> list[dict]:
     """Time several functions in turn, round after round, and return one row of columns for each.
 
-    A round takes one sample of every function, each round in another order, so that nobody always follows
+    A round takes one sample of every function, each round in a random order, so that nobody always follows
     the same neighbour; a sample repeats its function for at least ``sample_ms`` and counts as its mean.
     ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``pause_s`` lets the GPU
     cool before each sample. ``flush_l2`` empties the L2 cache before every call, outside the timed span.
@@ -217,8 +217,8 @@ def interleave(
     samples = {name: [] for name in ready}
     start = time.monotonic()
     with contextlib.nullcontext(monitor) if monitor is not None else Monitor() as watching:
-        for turn in range(rounds):
-            for name in random.Random(turn).sample(list(samples), len(samples)):
+        for _ in range(rounds):
+            for name in random.sample(list(samples), len(samples)):
                 time.sleep(pause_s)
                 one, prepared, calls = ready[name]
                 try:
