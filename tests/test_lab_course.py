@@ -92,7 +92,7 @@ def test_predictions_are_stated_before_and_judged_after():
     expect = course.Predictions(within=1.2, share=0.5, ratio=2, sign=1)
     assert "not yet" in str(expect)
     expect.observe("share", 0.45, by="emulator")
-    expect.observe("ratio", 3, model=True)
+    expect.observe("ratio", 3, by="model")
     expect.observe("sign", -1)
     assert [expect.holds(name) for name in ("share", "ratio", "sign")] == [True, False, False]
     head, *lines = str(expect).splitlines()

@@ -132,3 +132,10 @@ def test_the_ladder_is_measured_from_the_baseline_on():
     one = ladder.timed("forward")["dynamic, one Q tile"]
     problem = ladder.problem_of([128], 128, 1, 128)
     assert one.tiling(problem)["Q_DEPTH"] == 1 and one.draw is ladder.variants("forward")["dynamic"].draw
+
+
+def test_the_deal_and_the_second_query_tile_are_told_apart():
+    gains = dealing.separated()
+    assert len(gains) == 8
+    assert (gains["the deal"] * gains["second Q tile"]).to_list() == pytest.approx(gains["both"].to_list())
+    assert "geometric mean" in dealing.separated_text()

@@ -6,7 +6,7 @@ import pytest
 
 from jfa import steps
 from jfa.kernels.hopper import forward
-from jfa.lab import course, faults, ladder, memory, pipeline
+from jfa.lab import course, faults, figures, ladder, memory, pipeline
 
 HOPPER = steps.FORWARD["hopper"][0]
 
@@ -125,3 +125,19 @@ def test_a_removed_edge_shows_and_leaves_no_trace():
     assert str(faults.verdict(HOPPER, **small)) == "ok"
     with pytest.raises(ValueError, match="found 0"), faults.without(forward.advance, "no such line"):
         pass
+
+
+def test_what_roles_gain_over_the_baseline_is_measured_shape_by_shape():
+    gained = pipeline.gained("baseline", "warp_specialized")
+    assert len(gained) == 8 and (gained["times"] > 0).all()
+    first = gained.iloc[0]
+    assert first["times"] == pytest.approx(first["warp_specialized"] / first["baseline"])
+    useful = gained[[name for name in gained if name.startswith("useful")]].to_numpy()
+    assert ((0 < useful) & (useful < 1)).all()
+    assert pipeline.gained("baseline", "no such step") is None
+
+
+@pytest.mark.parametrize("name", ["03_memory", "03_final"])
+def test_the_memory_map_fits_the_memories(name):
+    for row in figures.read(name).to_dict("records"):
+        assert 0 <= row["start"] and row["start"] + row["size"] <= row["of"] + 1, row

@@ -220,3 +220,20 @@ def test_steps_by_name_stay_out_of_the_summary(tmp_path):
         ("call", "backward"),
     }
     assert all(line["tflops"] == pytest.approx(520) for line in ours)
+
+
+def test_a_case_in_words():
+    assert results.described(cases.history_cases()[0]).startswith("histories M=128, N=")
+    assert "density" not in results.described(cases.history_cases()[0])
+    assert results.described(cases.packed_cases()[1]) == "packed N=1024, density 0.5, causal"
+
+
+def test_the_baseline_stands_beside_everybody_who_ran_where_it_did(tmp_path):
+    rows = derived.baseline_rows(results.load(results.RESULTS))
+    by_shape = {}
+    for line in rows:
+        by_shape.setdefault((line["M"], line["N"], line["density"], line["direction"]), set()).add(
+            line["impl"]
+        )
+    assert len(by_shape) == 16
+    assert all({"jfa_baseline", "jfa", "fa4"} <= names for names in by_shape.values())

@@ -227,13 +227,20 @@ def main(arguments: list[str] | None = None) -> int:
         metrics = [metric for metric, _ in COUNTERS.values()]
         print(" ".join(command(metrics, "counters.ncu-rep")))
         return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device: there is nothing to count here")
     if options.what == "run":
         run(chosen)
         return 0
     if options.workers:
         for target, problem in compile_all(chosen, options.workers).items():
             print(f"{target}: {problem}", flush=True)
-    rows = record(chosen, ("--M", *map(str, options.M)), options.raw)
+    try:
+        rows = record(chosen, ("--M", *map(str, options.M)), options.raw)
+    except (RuntimeError, ValueError) as error:
+        parser.error(str(error))
     for row in rows:
         print(show(row), flush=True)
     if options.output:

@@ -66,13 +66,11 @@ class Predictions:
         self.observed: dict[str, float] = {}
         self.by: dict[str, str] = {}
 
-    def observe(self, name: str, value: float, by: str = "", model: bool = False) -> float:
+    def observe(self, name: str, value: float, by: str = "") -> float:
         """Record the observed value of a prediction, and by which of `SOURCES` it became known.
 
-        ``model=True`` is short for ``by="model"``: no machine was asked. Raises KeyError for a prediction
-        that was never stated, ValueError for another source.
+        Raises KeyError for a prediction that was never stated, ValueError for another source.
         """
-        by = "model" if model else by
         if name not in self.predicted:
             raise KeyError(f"{name!r} was not predicted; the predictions are {sorted(self.predicted)}")
         if by and by not in SOURCES:

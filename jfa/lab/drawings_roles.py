@@ -9,7 +9,7 @@ LANES = {"baseline": ("copies", "all 8 warps", "tensor cores"),
          "warp_specialized": ("copies", "group 0", "group 1", "tensor cores")}  # fmt: skip
 
 
-def memory_map(rows):
+def memory_map(rows, title="The first steps fill both memories, and tensor memory twice"):
     """Shared memory of both targets and tensor memory, by who fills it (03_memory)."""
     memories = {}
     for row in rows.to_dict("records"):
@@ -17,12 +17,16 @@ def memory_map(rows):
         # Too narrow to show a colour, barriers are named and stay out of the key.
         kind = None if row["kind"] == "schedule" else row["kind"]
         found["regions"].append({**row, "kind": kind})
-    title = "The first steps fill both memories, and tensor memory twice"
     note = (
         "sizes from the compiler's TTGIR, drawn in the order of allocation · "
         "colour: the role that fills it · second line: how long a content lives"
     )
     return pictures.memory_map(memories, title, note=note)
+
+
+def final_map(rows):
+    """The same of the last forward steps (03_final)."""
+    return memory_map(rows, "The last steps give O a tile of its own, or Q a second, and fill both memories")
 
 
 def timeline(rows):

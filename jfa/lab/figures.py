@@ -50,6 +50,7 @@ REGISTRY = {
     "02_turns": Figure("drawings:turns", "figure_data:turns"),
     "02_baseline": Figure("drawings:baseline_speed"),
     "03_memory": Figure("drawings_roles:memory_map", "pipeline:memory_rows"),
+    "03_final": Figure("drawings_roles:final_map", "memory:map_rows"),
     "03_owners": Figure("drawings_roles:owners", "memory:owners"),
     "03_timeline": Figure("drawings_roles:timeline", "pipeline:timeline_rows"),
     "03_mutation": Figure("drawings_roles:mutation"),

@@ -241,12 +241,12 @@ SHAPES = [cases.jagged_case(*shape) for shape in cases.FEW]
 
 
 def live_text(direction: str, names, shapes: list[cases.Case], rounds: int) -> str:
-    """Measure named Hopper steps on the current GPU; a line a shape, scope and step, then the provenance."""
+    """Measure named entries of `timed` on the current GPU; a line a shape, scope and step, then where."""
     import pandas
 
     from jfa.lab import recorded
 
-    ladder = variants(direction)
+    ladder = timed(direction)
     found = list(measured(direction, shapes, {name: ladder[name] for name in names}, rounds))
     lines = ["measured live, schedule given (kernel) or made in the call"]
     for row in found:

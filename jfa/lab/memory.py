@@ -95,7 +95,7 @@ def tensor_regions(made: list[Allocation]) -> list[dict]:
 
 
 def final_map(reports: dict) -> list[dict]:
-    """Rows of the memory map (03_memory) from compile reports of the last forward steps by target."""
+    """Rows of the memory map (03_final) from compile reports of the last forward steps by target."""
     memories = []
     hopper, blackwell = (allocations(reports[arch].text("ttgir")) for arch in ("sm_90", "sm_100"))
     limit = rates.SHARED_BYTES // KIB - 1
@@ -107,7 +107,7 @@ def final_map(reports: dict) -> list[dict]:
 
 
 def map_rows() -> list[dict]:
-    """The rows of the memory map, compiled anew (03_memory)."""
+    """The rows of the memory map of the last forward steps, compiled anew (03_final)."""
     from jfa import steps
     from jfa.lab import ladder
 

@@ -145,7 +145,8 @@ class Target:
 def described(case: Case) -> str:
     """A case in a few words."""
     rows = f"M={case.M}, " if case.suite in ("jagged", "histories") else ""
-    return f"{case.suite} {rows}N={case.N}, density {case.density:g}{', causal' if case.causal else ''}"
+    density = "" if case.suite == "histories" else f", density {case.density:g}"
+    return f"{case.suite} {rows}N={case.N}{density}{', causal' if case.causal else ''}"
 
 
 def _mean(name, limit, values) -> Target:

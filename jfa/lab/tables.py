@@ -27,13 +27,6 @@ def best_rows() -> tuple[list[dict], str]:
     return [], ""
 
 
-def shape_text(case) -> str:
-    """A case in a few words; real histories have no density that was asked for."""
-    if case.suite == "histories":
-        return f"histories M={case.M}, N={case.N}"
-    return results.described(case)
-
-
 def _tflops(found: Measured, case, direction: str, name: str) -> str:
     row = found.rows.get((case, direction, name, "call"))
     return f"{row['tflops']:.0f}" if row else "-"
@@ -72,7 +65,7 @@ def other_table(rows: list[dict], direction: str, suites=("dense", "packed", "hi
     for case in cases:
         speeds = [_tflops(found, case, direction, name) for name in peers]
         cells = "  ".join(f"{speed:>{size}}" for speed, size in zip(speeds, width))
-        lines.append(f"{shape_text(case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
+        lines.append(f"{results.described(case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
     return "\n".join(lines) if cases else "no such shape was measured"
 
 
@@ -109,7 +102,7 @@ def gains_text(rows: list[dict], first: str, second: str, direction: str) -> str
     if not found:
         return f"{second} beside {first}, {direction}: {results.NOTHING}"
     mean = geometric_mean([1 + share for share in found.values()]) - 1
-    lines = [f"{shape_text(case):<36} {100 * share:+5.1f} %" for case, share in found.items()]
+    lines = [f"{results.described(case):<36} {100 * share:+5.1f} %" for case, share in found.items()]
     lines.append(f"{'geometric mean':<36} {100 * mean:+5.1f} %")
     return "\n".join([f"speed of {second} over {first}, {direction}, whole calls", *lines])
 
@@ -185,7 +178,7 @@ def slower(rows: list[dict], chosen=lambda case: True) -> list[str]:
     """Shapes on which FlashAttention-4 takes less time than ours, whole calls, in words."""
     found = Measured.of(rows)
     return [
-        f"{shape_text(case)}, {direction} ({ratio:.2f})"
+        f"{results.described(case)}, {direction} ({ratio:.2f})"
         for direction in results.DIRECTIONS
         for case, ratio in found.ratios(found.cases(chosen), direction).items()
         if ratio < 1
