@@ -82,7 +82,9 @@ def label_of(name):
     """A step's or peer's name as a figure prints it."""
     if name in PEERS:
         return PEERS[name][0]
-    return str(name).replace("_", " ").replace("two cta", "two-CTA").replace("dq ", "dQ ")
+    return (
+        str(name).replace("_", " ").replace("two cta", "two-CTA").replace("dq ", "dQ ").replace("ds ", "dS ")
+    )
 
 
 def color_of(name):

@@ -1,0 +1,55 @@
+"""The command that records everything: its commands are real, and it says what failed."""
+
+import importlib
+import shlex
+
+import pytest
+import torch
+
+from jfa.lab import figures, record
+
+
+def commands(tmp_path):
+    return [command for stage in record.stages(tmp_path, 2).values() for command, _ in stage]
+
+
+def test_every_command_is_one_that_its_module_takes(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("without a CUDA device each command ends behind its parser")
+    for module, *arguments in commands(tmp_path):
+        with pytest.raises(SystemExit):
+            importlib.import_module(module).main(arguments)
+        assert "no CUDA device" in capsys.readouterr().err, module
+
+
+def test_what_it_writes_is_what_figures_are_drawn_from(tmp_path):
+    written = {word for command in commands(tmp_path) for word in command if word.endswith(".csv")}
+    names = {name.rpartition("/")[2] for name in written}
+    assert names == {f"{name}.csv" for name in (*record.OUTPUTS, "09_memory")}
+    assert all((figures.FOLDER / name).exists() for name in names)
+
+
+def test_it_prints_its_commands(tmp_path, capsys):
+    assert record.main([str(tmp_path / "new"), "--only", "profile", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [shlex.split(line)[2] for line in lines] == [
+        "jfa.lab.counters",
+        "jfa.lab.ablation",
+        "jfa.lab.rounds",
+    ]
+    assert not (tmp_path / "new").exists()
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            record.main([str(tmp_path)])
+        assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_a_failure_and_a_limit_are_told(tmp_path, monkeypatch, capsys):
+    plan = [(["json.tool", "--help"], 20), (["json.tool", "no such file"], 20), (["http.server", "0"], 1)]
+    monkeypatch.setattr(record, "stages", lambda folder, workers: {"profile": plan})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert record.main([str(tmp_path), "--only", "profile"]) == 1
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("tool: ") and first.endswith(" s")
+    assert "exit status" in second and "ended after 1 s" in third
+    assert "usage" in (tmp_path / "00_tool.log").read_text()
