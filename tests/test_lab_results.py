@@ -2,7 +2,7 @@
 
 import pytest
 
-from jfa.lab import cases, derived, figures, measure, recorded, results
+from jfa.lab import cases, derived, figures, measure, recorded, results, tables
 
 MEMORY = "peak extra memory of a training step with"
 WHERE = {"timer": "cuda-graph", "gpu": "H200", "date": "2026-12-01", "commit": "abc", "power_w": 600.0}
@@ -85,7 +85,7 @@ def test_without_rows_nothing_is_claimed():
         assert target.found is None and target.reached is None
         assert str(target).startswith(results.NOTHING)
     assert results.load("09_nothing") == []
-    assert results.tuning_table([]).startswith(results.NOTHING)
+    assert tables.tuning_table([]).startswith(results.NOTHING)
     assert results.NOTHING in derived.spread_text(full(), [])
 
 
@@ -149,14 +149,14 @@ def test_the_readme_tells_results_targets_and_where(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name: found.get(name, []))
     text = results.readme_text(full())
     assert "The first run, of 2026-12-01 (commit abc), reached" in text
-    assert "two runs, 116 measurements" in text
+    assert "two runs, 116 measurements of the same step" in text
 
 
 def test_the_log_of_tuning_is_a_table():
     log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": "8"}
     log |= {"verdict": "dropped", "limit": "power", "source": ""}
     other = log | {"predicted_percent": "", "measured_percent": "-2 to +7", "limit": ""}
-    title, _, first, second = results.tuning_table([log, other]).splitlines()
+    title, _, first, second = tables.tuning_table([log, other]).splitlines()
     assert title == "| idea | why | predicted | measured | shapes | verdict | what limits |"
     assert first == "| a/b | w | +5 % | -1.5 % | 8 | dropped | power |"
     assert second == "| a/b | w |  | -2 to +7 % | 8 | dropped |  |"

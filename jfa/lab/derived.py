@@ -129,20 +129,20 @@ def dense_rows(rows: list[dict]) -> list[dict]:
 
 
 def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
-    """Every shape of two runs side by side: our milliseconds, and our ratio over FA4."""
+    """Every shape of two runs on which a call took the same step: our milliseconds, our ratio over FA4."""
     one, two = results.Measured.of(first), results.Measured.of(second)
     table = []
     for case in one.cases(lambda case: results.plain(case) or case.suite != "jagged"):
         for direction in DIRECTIONS:
             times = [run.time(case, direction) for run in (one, two)]
             ratios = [run.ratios([case], direction).get(case) for run in (one, two)]
-            if None in times or None in ratios:
-                continue
+            key = (case, direction, "jfa", "call")
+            if None in times or None in ratios or one.rows[key]["step"] != two.rows[key]["step"]:
+                continue  # not measured twice, or not the same kernel
             facts = {"suite": case.suite, "M": case.M, "N": case.N, "density": case.density}
             facts |= {"causal": int(case.causal), "direction": direction}
             facts |= {"ms_first": times[0], "ms_second": times[1]}
             facts |= {"over_fa4_first": round(ratios[0], 4), "over_fa4_second": round(ratios[1], 4)}
-            key = (case, direction, "jfa", "call")
             dates = {"date_first": one.rows[key]["date"], "date_second": two.rows[key]["date"]}
             dates["commit_first"] = one.rows[key]["commit"]
             table.append(facts | dates | where(two.rows[key]))
@@ -162,8 +162,8 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
         return f"{results.NOTHING}: there is no second run to compare with"
     percent = [100 * share for column in ("ms", "over_fa4") for share in differences(rows, column)]
     return (
-        f"two runs, {len(rows)} measurements: our times differ by {percent[0]:.1f} % in the median and "
-        f"{percent[1]:.1f} % at most, ratios over FA4 by {percent[2]:.1f} % and {percent[3]:.1f} %"
+        f"two runs, {len(rows)} measurements of the same step: our times differ by {percent[0]:.1f} % in the "
+        f"median and {percent[1]:.1f} % at most, ratios over FA4 by {percent[2]:.1f} % and {percent[3]:.1f} %"
     )
 
 

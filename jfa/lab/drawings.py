@@ -121,7 +121,7 @@ def padding(rows):
     axes.set_ylabel("useful share of the work")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(frameon=False, loc="lower right")
-    title = f"Padding wastes half of uniform lengths, and {percent(1 - real)} of real ones"
+    title = f"Padding wastes up to half of uniform lengths, and {percent(1 - real)} of real ones"
     return style.finish(figure, title, "1024 sequences of at most 1024 rows at each density · " + COUNTED)
 
 

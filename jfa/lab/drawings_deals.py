@@ -183,7 +183,8 @@ def _gain(rows) -> str:
     deal = wide[ONE_QUERY_TILE] / wide["balanced"]
     tile = wide["dynamic"] / wide[ONE_QUERY_TILE]
     return (
-        f"Measured: dealing at run time {_percent(deal.dropna())}, a second Q tile {_percent(tile.dropna())}"
+        f"Forward, measured: dealing at run time {_percent(deal.dropna())}, "
+        f"a second Q tile {_percent(tile.dropna())}"
     )
 
 

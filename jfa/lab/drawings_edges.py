@@ -49,7 +49,8 @@ def masks(rows):
     figure.legend(
         handles=keys, loc="upper left", bbox_to_anchor=(0.005, 0.9), ncols=3, frameon=False, fontsize=9
     )
-    title = "Edges run through few tiles: " + ", ".join(f"{100 * part:.0f} %" for part in share)
+    title = "Share of the walked tiles that an edge runs through: "
+    title += ", ".join(f"{100 * part:.0f} %" for part in share)
     note = (
         "decided by the kernels' own functions, run in the emulator · tiles of 128 x 128 · black: the edges"
     )

@@ -110,7 +110,7 @@ def gains_text(rows: list[dict], first: str, second: str, direction: str) -> str
 def by_name_ratios(rows: list[dict]) -> dict[str, str]:
     """Direction -> time of a step asked for by name over the call that takes this step, in words.
 
-    Both run the same kernel in the same rounds, so the ratio says what place in the round does.
+    Both run the same kernel in the same rounds: its distance from 1 says how far to trust a few percent.
     """
     found, said = Measured.of(rows), {}
     for direction in results.DIRECTIONS:
@@ -160,7 +160,7 @@ def tuning_extremes(rows: list[dict], count: int = 10) -> str:
     """The ideas of the tuning log whose prediction was farthest off, as Markdown."""
     columns = ("direction", "idea", "predicted_percent", "measured_percent", "shapes", "verdict")
     gaps = tuning_gaps(rows)[:count]
-    return results.tuning_table([{name: row.get(name, "") for name in columns} for row in gaps])
+    return tuning_table([{name: row.get(name, "") for name in columns} for row in gaps])
 
 
 def tuning_text(rows: list[dict]) -> str:
@@ -276,3 +276,27 @@ def spills_text(name: str, made) -> str:
     bodies = [one for body in live.block_loops(made) for one in body]
     inside = sum(one.opcode.startswith(("STL", "LDL")) for one in bodies)
     return f"{said}; {inside} such instructions are in the {len(bodies)} of its innermost loops of scores"
+
+
+def tuning_table(rows: list[dict] | None = None) -> str:
+    """The tuning log as Markdown: every idea, what was predicted, what came out, and what limits now.
+
+    Columns idea, why, predicted_percent, measured_percent (change of speed; a number or a range as text),
+    shapes, verdict, limit, optionally direction, variant and source; a column without entries is left out.
+    """
+    rows = results.load(results.TUNING) if rows is None else rows
+    if not rows:
+        return f"{results.NOTHING}: there is no tuning log\n"
+    titles = {"direction": "pass", "idea": "idea", "variant": "variant", "why": "why"}
+    titles |= {"predicted_percent": "predicted", "measured_percent": "measured", "shapes": "shapes"}
+    titles |= {"verdict": "verdict", "limit": "what limits", "source": "source"}
+    titles = {name: title for name, title in titles.items() if any(row.get(name) for row in rows)}
+    text = [f"| {' | '.join(titles.values())} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = []
+        for name in titles:
+            value = row.get(name, "")
+            text_of = f"{value:+g}" if isinstance(value, (int, float)) else str(value).replace("|", "/")
+            cells.append(f"{text_of} %" if name.endswith("_percent") and text_of else text_of)
+        text.append(f"| {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"

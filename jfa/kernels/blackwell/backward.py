@@ -129,7 +129,7 @@ def mma(keys, deal, buffers, x, COUNT, TILE, HEAR, GATHER):
                 v = buffers.v.await_full(tiles)  # load -> mma
                 k = buffers.k.await_full(tiles)  # load -> mma
                 buffers.await_sum(buffers.k_sum, tiles)
-                for j in range(turns + 1):
+                for j in tl.range(turns + 1, disable_licm=not x.TWO):  # else descriptors would be spilled
                     if j < turns:
                         score(buffers, x, k, buffers.q.await_full(turn + j))  # load -> mma
                     if j > 0:

@@ -19,12 +19,13 @@ STATIONARY_ROWS = 512  # up to here dQ on chip beat the reduction on every shape
 def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
-    Multicast of Q and dO (two_cta) lost against `peeled` wherever both were measured. `ds_buffered` gained
-    2 % over it on packed queries, on average of eight shapes; shared ones have few blocks of rows to buffer.
+    Over `peeled`, whole calls: multicast of Q and dO (two_cta) gained 1 % at most and lost 12 % on average of
+    eight jagged shapes; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 4 % at
+    one), 2 % with grouped heads and with a window, and 6 % on jagged ones. More than 512 rows: not timed.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
-    return ladder.BACKWARD_PEELED if problem.broadcast_q else ladder.DS_BUFFERED
+    return ladder.DS_BUFFERED
 
 
 def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets, q_offsets):
