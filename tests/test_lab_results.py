@@ -148,7 +148,7 @@ def test_the_readme_tells_results_targets_and_where(monkeypatch):
     found = {results.MEMORY: memory(), results.EARLIER: full(1.1)}
     monkeypatch.setattr(results, "load", lambda name: found.get(name, []))
     text = results.readme_text(full())
-    assert "The first run, of 2026-12-01 (commit abc), whose baseline" in text
+    assert "The first run, of 2026-12-01 (commit abc), reached" in text
     assert "two runs, 116 measurements of the same step" in text
 
 

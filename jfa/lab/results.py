@@ -342,13 +342,8 @@ def readme_text(rows: list[dict]) -> str:
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
     if earlier := load(EARLIER):
         before = _reached(earlier)
-        text += [
-            "",
-            f"The whole benchmark ran twice. The first run, of {_run_text(earlier)}, whose baseline",
-        ]
-        text += [
-            f"was not tuned in CUDA graphs, reached {sum(before)} of {len(before)} targets. Between the {derived.spread_text(earlier, rows)}."
-        ]
+        text += ["", f"The whole benchmark ran twice. The first run, of {_run_text(earlier)}, reached"]
+        text += [f"{sum(before)} of {len(before)} targets. Between the {derived.spread_text(earlier, rows)}."]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += ["", "Ratios are times of a whole call in one process, FLOPs those of real lengths. Measured on"]
