@@ -82,6 +82,8 @@ def test_bytes_arrivals_and_stores():
     found = wrong_versions(f"def f():\n    return {wait}")
     assert found["delete store wait"] == "return n"
     assert "wait_group.read 0" in found["weaken store wait"]
+    both = wait.replace("group 0; ", "group 0; fence.proxy.async; ")
+    assert wrong_versions(both)["delete fence"] == wait
 
 
 def test_an_edit_keeps_the_lines():

@@ -156,7 +156,10 @@ def _with_keyword(call, name, value):
 
 
 def _assembly(statement, call):
-    """Inline PTX that orders memory: gone (its first input comes back), or waiting for the read only."""
+    """Inline PTX that orders memory: gone (its first input comes back), or half of it.
+
+    Half of it: a wait for the read only, or a wait without the fence behind it.
+    """
     text = next((a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)), "")
     match = re.search(r"\b(fence|membar|cp\.async\.bulk\.wait_group)\b", text)
     if match is None:
@@ -166,7 +169,15 @@ def _assembly(statement, call):
     if inputs is not None and inputs.elts:
         yield f"delete {kind}", replaced(statement, call, ast.unparse(inputs.elts[0]))
     if kind == "store wait" and ".read" not in text:
-        weak = copy.deepcopy(call)
-        constant = next(a for a in weak.args if isinstance(a, ast.Constant) and a.value == text)
-        constant.value = text.replace("wait_group", "wait_group.read")
-        yield "weaken store wait", replaced(statement, call, ast.unparse(weak))
+        weak = text.replace("wait_group", "wait_group.read")
+        yield "weaken store wait", replaced(statement, call, _with_text(call, text, weak))
+    unfenced = re.sub(r"\b(fence|membar)[^;]*;\s*", "", text)
+    if kind == "store wait" and unfenced != text:
+        yield "delete fence", replaced(statement, call, _with_text(call, text, unfenced))
+
+
+def _with_text(call, old, new):
+    """The call with another string in the place of one of its arguments."""
+    twin = copy.deepcopy(call)
+    next(a for a in twin.args if isinstance(a, ast.Constant) and a.value == old).value = new
+    return ast.unparse(twin)
