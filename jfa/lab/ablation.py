@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jfa.lab import flops, measure
+from jfa.lab import measure
 from jfa.lab.targets import BASELINE, Target, compile_all, prepare, step_of
 
 SPREAD = 64  # tiles that all loads of keys go round when "keys from memory" is left out: they stay in L2
@@ -164,7 +164,7 @@ def measured(chosen: list[Target], rounds: int = 9, sample_ms: float = 3.0):
         groups.setdefault(dataclasses.replace(target, left_out=""), []).append(target)
     for whole, members in groups.items():
         case = whole.case
-        work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, whole.direction)
+        work = case.work(whole.direction)
         wanted = prepare(dataclasses.replace(whole, step=BASELINE))()
         functions, problems, differ = {}, {}, {}
         for target in members:

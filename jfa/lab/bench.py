@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from jfa.lab import cases, child, flops, measure, ours, peak, truth
+from jfa.lab import cases, child, measure, ours, peak, truth
 from jfa.lab.cases import SUITES, Case, make_inputs
 from jfa.lab.peers import PEERS, REMOTE, Run
 
@@ -87,7 +87,7 @@ class Prepared:
                 if column in row:
                     row[column] /= ours.IN_A_ROW
             return row | {"note": f"mean of {ours.IN_A_ROW} in a row", "roof_tflops": ""}
-        return measure.add_work(row, work_of(self.inputs, direction))
+        return measure.add_work(row, self.case.work(direction))
 
 
 def by_direction(found: dict, direction: str) -> dict:
@@ -98,15 +98,6 @@ def by_direction(found: dict, direction: str) -> dict:
 def timed(directions, scope: str) -> list[str]:
     """The directions that a scope times: both passes together only as a user calls them."""
     return [way for way in directions if scope == "call" or way != "both"]
-
-
-def work_of(inputs, direction: str):
-    """FLOPs, bytes and least time of a case."""
-    case = inputs.case
-    window = (None, None) if case.window is None else case.window
-    query = case.M if inputs.q_offsets is None else inputs.query_lengths
-    options = {"Hkv": case.Hkv, "causal": case.causal, "window": window}
-    return flops.roofline(inputs.lengths, query, case.Hq, case.D, direction, **options)
 
 
 def in_turn(functions: dict, rounds: int, graph: bool, **options) -> list[dict]:

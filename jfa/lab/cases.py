@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from jfa import jagged
+from jfa.lab import flops
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ class Case:
         if self.suite == "histories":
             return jagged.history_lengths()[: self.B]
         return jagged.density_lengths(self.B, self.N, self.density, seed=1)
+
+    def work(self, direction: str) -> flops.Roofline:
+        """FLOPs, least bytes and least time of one pass over the real lengths, of an H200."""
+        lengths = self.lengths()
+        query = lengths if self.packed or self.suite == "dense" else self.M
+        masks = {"causal": self.causal, "window": self.window or (None, None)}
+        return flops.roofline(lengths, query, self.Hq, self.D, direction, Hkv=self.Hkv, **masks)
 
     def columns(self) -> dict:
         """The columns of a result row that describe the case."""

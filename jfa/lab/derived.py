@@ -6,8 +6,7 @@ Each is a small table with the provenance of what it was made of, so that a figu
 import statistics
 from pathlib import Path
 
-from jfa.lab import course, flops, pair, results
-from jfa.lab.cases import Case
+from jfa.lab import course, pair, results
 from jfa.lab.figures import FOLDER
 from jfa.lab.machine import PROVENANCE
 from jfa.lab.recorded import geometric_mean
@@ -19,15 +18,6 @@ KNOWN = [name for name, _, _ in course.LADDER]
 def where(row: dict) -> dict:
     """How and where a row was measured."""
     return {name: row.get(name, "") for name in ("timer", *PROVENANCE)}
-
-
-def work_of(case: Case, direction: str):
-    """FLOPs and least bytes of a case, from its lengths."""
-    lengths = case.lengths()
-    window = (None, None) if case.window is None else case.window
-    query = lengths if case.packed or case.suite == "dense" else case.M
-    options = {"Hkv": case.Hkv, "causal": case.causal, "window": window}
-    return flops.roofline(lengths, query, case.Hq, case.D, direction, **options)
 
 
 def baseline_rows(rows: list[dict]) -> list[dict]:
@@ -53,7 +43,7 @@ def roofline_rows(rows: list[dict]) -> list[dict]:
             row = found.rows.get((case, direction, "jfa", "call"))
             if row is None:
                 continue
-            work = work_of(case, direction)
+            work = case.work(direction)
             theirs = found.rows.get((case, direction, "fa4", "call"))
             facts = {name: value for name, value in case.columns().items() if name != "window"}
             table.append(

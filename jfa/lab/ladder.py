@@ -15,7 +15,7 @@ import torch
 
 from jfa import jagged, steps
 from jfa.kernels.problem import Problem
-from jfa.lab import cases, check, flops, measure, source
+from jfa.lab import cases, check, measure, source
 from jfa.lab.launches import capture_launches
 from jfa.schedule import make_schedule
 
@@ -210,7 +210,7 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
             out, lse = module.forward(*args)
             args = (problem, inputs.dout, None, *args[1:4], out, lse, *args[4:])
             run = module.backward
-        work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction)
+        work = case.work(direction)
         calls = {}
         for name, step in chosen.items():
             if name == BASELINE:

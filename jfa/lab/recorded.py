@@ -147,7 +147,7 @@ def describe(rows) -> str:
 
 def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_varlen")) -> list[dict]:
     """Measure peers on one jagged shape on the current GPU, forward and backward; return measured rows."""
-    from jfa.lab import cases, flops, measure
+    from jfa.lab import cases, measure
     from jfa.lab.peers import PEERS, Unsupported
 
     case = cases.Case("jagged", 128, 256 if quick else 1024, 0.5, B=64 if quick else 768)
@@ -159,7 +159,7 @@ def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_v
         except (Unsupported, ImportError) as error:
             rows.append({"impl": name, "error": str(error), **case.columns()})
     for direction in ("forward", "backward"):
-        work = flops.roofline(inputs.lengths.tolist(), case.M, case.Hq, case.D, direction)
+        work = case.work(direction)
         functions = {name: getattr(run, direction) for name, run in runs.items()}
         for row in measure.interleave(functions, rounds=3 if quick else 9):
             columns = {"direction": direction, "scope": "call", "impl": row["name"]}

@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from jfa.lab import flops, measure
+from jfa.lab import measure
 from jfa.lab.targets import Target, prepare
 
 SHAPE = {"M": 256, "N": 4096, "density": 0.9, "B": 384}
@@ -65,7 +65,7 @@ def recorded(samples: int = 60, sample_ms: float = 10.0, rest_s: float = 3.0):
     """Yield a row a sample: order, name, place in the run, milliseconds, and the provenance of its run."""
     targets = {name: Target("forward", step, **SHAPE) for name, step in RUNS.items()}
     case = targets["staged"].case
-    work = flops.roofline(case.lengths(), case.M, case.Hq, case.D, "forward")
+    work = case.work("forward")
     graphs = {name: _graph(prepare(target)) for name, target in targets.items()}
     calls = {name: max(1, round(sample_ms / _milliseconds(graph, 3))) for name, graph in graphs.items()}
     for order, arrange in ORDERS.items():

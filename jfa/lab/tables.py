@@ -193,17 +193,11 @@ def distances(rows: list[dict], direction: str) -> list[dict]:
         row = found.rows.get((case, direction, "jfa", "call"))
         if row is None:
             continue
-        bound = _bound(case, direction)
+        bound = case.work(direction).bound
         ratio = found.ratios([case], direction).get(case)
         share = row["tflops"] / row["roof_tflops"]
         lines.append({"case": case, "share": share, "bound": bound, "ratio": ratio, "ms": row["ms_p50"]})
     return sorted(lines, key=lambda line: -line["share"])
-
-
-def _bound(case, direction: str) -> str:
-    from jfa.lab import flops
-
-    return flops.roofline(case.lengths(), case.M, case.Hq, case.D, direction).bound
 
 
 def power_text(rows: list[dict]) -> str:
@@ -215,7 +209,7 @@ def power_text(rows: list[dict]) -> str:
             continue  # both passes in one call are neither bound
         if (name, scope) == ("jfa", "call") and results.plain(case) and row.get("sm_clock_mhz"):
             clock, power = row["sm_clock_mhz"], row.get("power_w") or math.nan
-            seen.setdefault((direction, _bound(case, direction)), []).append((clock, power))
+            seen.setdefault((direction, case.work(direction).bound), []).append((clock, power))
     lines = []
     for (direction, bound), samples in sorted(seen.items(), reverse=True):
         clock, power = (statistics.median(values) for values in zip(*samples))
