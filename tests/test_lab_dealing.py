@@ -134,7 +134,7 @@ def test_the_ladder_is_measured_from_the_baseline_on():
     assert one.tiling(problem)["Q_DEPTH"] == 1 and one.draw is ladder.variants("forward")["dynamic"].draw
 
 
-def test_the_deal_and_the_second_query_tile_are_told_apart():
+def test_the_recording_tells_both_parts_apart_at_every_shape():
     gains = dealing.separated()
     assert len(gains) == 8
     assert (gains["the deal"] * gains["second Q tile"]).to_list() == pytest.approx(gains["both"].to_list())

@@ -43,6 +43,11 @@ class Case:
         """Whether queries are packed (self-attention) instead of broadcast."""
         return self.M == 0
 
+    @property
+    def self_attention(self) -> bool:
+        """Whether a sequence has a query row for each key, packed or of equal lengths."""
+        return self.packed or self.suite == "dense"
+
     def lengths(self) -> torch.Tensor:
         """KV length of every sequence, int64 on the CPU."""
         if self.suite == "histories":
@@ -52,7 +57,7 @@ class Case:
     def work(self, direction: str) -> flops.Roofline:
         """FLOPs, least bytes and least time of one pass over the real lengths, of an H200."""
         lengths = self.lengths()
-        query = lengths if self.packed or self.suite == "dense" else self.M
+        query = lengths if self.self_attention else self.M
         masks = {"causal": self.causal, "window": self.window or (None, None)}
         return flops.roofline(lengths, query, self.Hq, self.D, direction, Hkv=self.Hkv, **masks)
 
@@ -188,12 +193,11 @@ def make_inputs(case: Case, device: str = "cuda", seed: int = 0) -> Inputs:
         return torch.randn(*shape, device=device, dtype=torch.float32, generator=generator).to(dtype)
 
     kv_offsets = jagged.lengths_to_offsets(lengths).to(device)
-    self_attention = case.packed or case.suite == "dense"
-    rows = total if self_attention else case.M
+    rows = total if case.self_attention else case.M
     q = draw(rows, case.Hq, case.D)
     k = draw(total, case.Hkv, case.D)
     v = draw(total, case.Hkv, case.D)
-    out_shape = (total, case.Hq, case.D) if self_attention else (case.B, case.M, case.Hq, case.D)
+    out_shape = (total, case.Hq, case.D) if case.self_attention else (case.B, case.M, case.Hq, case.D)
     return Inputs(
         case=case,
         lengths=lengths,
@@ -201,6 +205,6 @@ def make_inputs(case: Case, device: str = "cuda", seed: int = 0) -> Inputs:
         k=k,
         v=v,
         kv_offsets=kv_offsets,
-        q_offsets=kv_offsets if self_attention else None,
+        q_offsets=kv_offsets if case.self_attention else None,
         dout=draw(*out_shape),
     )

@@ -208,7 +208,7 @@ def _baseline_finding(rows) -> str:
 
 
 def baseline_speed(rows):
-    """Dots with a 20 to 80 % band: TFLOPS on jagged shapes, one colour for what ran (02_baseline)."""
+    """Lines with a 20 to 80 % band: TFLOPS over jagged shapes, one line for what ran (02_baseline)."""
     rows = rows[(rows["suite"] == "jagged") & (rows["scope"] == "call") & rows["tflops"].notna()].copy()
     rows["mean"] = rows["N"] * rows["density"]
     key = ["mean", "N", "density", "M"]

@@ -41,10 +41,9 @@ def case_text(row) -> str:
     """A short name of a row's shape; the query rows alone on the shape on which all steps were counted."""
     if row["suite"] != "jagged":
         return f"{row['suite']} N={row['N']}"
-    main = targets.Target("forward", "staged", M=row["M"]).case
-    return f"M={row['M']}" + (
-        "" if (row["N"], row["density"]) == (main.N, main.density) else f" N={row['N']}"
-    )
+    main = targets.Target("forward", "staged")
+    here = (row["N"], row["density"]) == (main.N, main.density)
+    return f"M={row['M']}" if here else f"M={row['M']} N={row['N']}"
 
 
 def by_pass(rows):
@@ -321,7 +320,7 @@ def apart(rows, middle: str = "median", first="staged", second="the same again")
 
     ``middle`` is "median" or "mean" of a candidate's samples. By default both are the same kernel.
     """
-    took = rows.groupby(["order", "name"], sort=False)["ms_p50"].agg(middle)
+    took = orders.middles(rows, middle)
     return {
         order: took[order, second] / took[order, first] - 1
         for order in orders.ORDERS

@@ -94,25 +94,51 @@ def tensor_regions(made: list[Allocation]) -> list[dict]:
     return regions
 
 
-def final_map(reports: dict) -> list[dict]:
-    """Rows of the memory map (03_final) from compile reports of the last forward steps by target."""
-    memories = []
-    hopper, blackwell = (allocations(reports[arch].text("ttgir")) for arch in ("sm_90", "sm_100"))
+def map_rows(hopper, blackwell, names=HOPPER, lives=()) -> list[dict]:
+    """Rows of a memory map from compile reports (`jfa.lab.report.Report`) of two forward steps.
+
+    names: what Hopper's allocations are called, and which role fills them. lives: pairs of (GPU, first letter
+    of a region's name) and how long its content lives, where that is not what the region says.
+    """
+    made = [allocations(report.text("ttgir")) for report in (hopper, blackwell)]
     limit = rates.SHARED_BYTES // KIB - 1
-    memories.append(("H200 shared memory, KiB", limit, shared_regions(hopper, HOPPER)))
-    memories.append(("B200 shared memory, KiB", limit, shared_regions(blackwell, BLACKWELL)))
-    memories.append(("B200 tensor memory, columns", rates.TMEM_COLUMNS, tensor_regions(blackwell)))
-    rows = [{"memory": name, "of": size, **region} for name, size, regions in memories for region in regions]
-    return [{**row, "start": round(row["start"], 2), "size": round(row["size"], 2)} for row in rows]
+    memories = (
+        ("H200 shared memory, KiB", limit, shared_regions(made[0], names)),
+        ("B200 shared memory, KiB", limit, shared_regions(made[1], BLACKWELL)),
+        ("B200 tensor memory, columns", rates.TMEM_COLUMNS, tensor_regions(made[1])),
+    )
+    rows = []
+    for memory, size, regions in memories:
+        for region in regions:
+            place = {key: round(region[key], 2) for key in ("start", "size")}
+            when = dict(lives).get((memory[:4], region["name"][0]), region["when"])
+            rows.append({"memory": memory, "of": size, **region, **place, "when": when})
+    return rows
 
 
-def map_rows() -> list[dict]:
-    """The rows of the memory map of the last forward steps, compiled anew (03_final)."""
+def first_map(hopper=None, blackwell=None) -> list[dict]:
+    """The map of the first forward steps (03_memory); reports are compiled if not given.
+
+    O leaves Hopper's first step through a tile of Q, and every tile of queries loads its own.
+    """
+    lives = {("H200", "Q"): "then O", ("B200", "Q"): "one tile"}
+    return map_rows(*_reports(0, hopper, blackwell), HOPPER[:3], lives)
+
+
+def last_map() -> list[dict]:
+    """The map of the last forward steps, compiled anew (03_final)."""
+    return map_rows(*_reports(-1))
+
+
+def _reports(place: int, *given):
     from jfa import steps
     from jfa.lab import ladder
 
-    last = {"sm_90": steps.FORWARD["hopper"][-1], "sm_100": steps.FORWARD["blackwell"][-1]}
-    return final_map({arch: ladder.compiled(step) for arch, step in last.items()})
+    given = given or (None, None)
+    return [
+        report or ladder.compiled(steps.FORWARD[arch][place])
+        for arch, report in zip(("hopper", "blackwell"), given, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------- who works on tensor memory when

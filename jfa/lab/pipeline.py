@@ -250,34 +250,6 @@ def spans_of(rows, kernel: str) -> list[dict]:
     ]
 
 
-def memory_rows(hopper=None, blackwell=None) -> list[dict]:
-    """Who fills which part of the memories of the first forward steps, from compile reports (03_memory).
-
-    hopper, blackwell: reports (`jfa.lab.report.Report`); they are compiled if not given.
-    """
-    from jfa import steps
-    from jfa.lab import ladder, memory
-
-    made = []
-    for arch, report in (("hopper", hopper), ("blackwell", blackwell)):
-        report = report or ladder.compiled(steps.FORWARD[arch][0])
-        made.append(memory.allocations(report.text("ttgir")))
-    limit = rates.SHARED_BYTES // memory.KIB - 1
-    memories = (  # O leaves Hopper's first step through a tile of Q
-        ("H200 shared memory, KiB", limit, memory.shared_regions(made[0], memory.HOPPER[:3])),
-        ("B200 shared memory, KiB", limit, memory.shared_regions(made[1], memory.BLACKWELL)),
-        ("B200 tensor memory, columns", rates.TMEM_COLUMNS, memory.tensor_regions(made[1])),
-    )
-    life = {("H200", "Q"): "then O", ("B200", "Q"): "one tile"}
-    rows = []
-    for name, size, regions in memories:
-        for region in regions:
-            when = life.get((name[:4], region["name"][0]), region["when"])
-            place = {"start": round(region["start"], 2), "size": round(region["size"], 2)}
-            rows.append({"memory": name, "of": size, **region, **place, "when": when})
-    return rows
-
-
 def gained(before: str, after: str):
     """Measured forward TFLOPS of two steps by shape, and "times", as a DataFrame; None without a recording.
 

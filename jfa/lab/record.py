@@ -22,6 +22,7 @@ NAMED = (
     *("forward:peeled", "forward:staged", "forward:stationary"),
     *("backward:peeled", "backward:ds_buffered", "backward:stationary"),
 )
+OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation", "10_rounds")
 
 
 def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]:
@@ -51,9 +52,6 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
     }
 
 
-OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation", "10_rounds")
-
-
 def run(command: list[str], limit: int, log: Path) -> str:
     """Run one command, its output in a log; returns what went wrong, "" if nothing."""
     environment = os.environ | {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
@@ -72,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the chosen stages one after the other; 1 if a command failed."""
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.record", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where CSVs and logs go; it is made if it is not there")
-    parser.add_argument("--only", nargs="+", choices=("bench", "ladders", "reduction", "profile"))
+    parser.add_argument("--only", nargs="+", choices=list(stages(Path(), 1)))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
     options = parser.parse_args(arguments)

@@ -83,9 +83,9 @@ def recorded(samples: int = 60, sample_ms: float = 10.0, rest_s: float = 3.0):
             yield measure.add_work({**columns, **times, **where}, work)
 
 
-def medians(rows) -> dict[tuple[str, str], float]:
-    """(order, name) -> median milliseconds, from rows (a DataFrame)."""
-    return rows.groupby(["order", "name"], sort=False)["ms_p50"].median().to_dict()
+def middles(rows, middle: str = "median") -> dict[tuple[str, str], float]:
+    """(order, name) -> "median" or "mean" milliseconds, from rows (a DataFrame)."""
+    return rows.groupby(["order", "name"], sort=False)["ms_p50"].agg(middle).to_dict()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = list(recorded(options.samples))
     if options.output:
         measure.write_rows(options.output, rows)
-    for (order, name), took in medians(pandas.DataFrame(rows)).items():
+    for (order, name), took in middles(pandas.DataFrame(rows)).items():
         print(f"{order:<18} {name:<15} {took:.4f} ms", flush=True)
     return 0
 

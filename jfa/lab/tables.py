@@ -142,18 +142,14 @@ def climb(table) -> dict[str, list[str]]:
 
 def tuning_gaps(rows: list[dict]) -> list[dict]:
     """Rows of the tuning log whose prediction and result are numbers, the farthest apart first."""
-
-    def number(row, name):
+    gaps = []
+    for row in rows:
         try:
-            return float(row.get(name, ""))
-        except ValueError:
-            return None
-
-    both = {"predicted_percent", "measured_percent"}
-    kept = [row for row in rows if all(number(row, name) is not None for name in both)]
-    return sorted(
-        kept, key=lambda row: -abs(number(row, "measured_percent") - number(row, "predicted_percent"))
-    )
+            gap = abs(float(row.get("measured_percent", "")) - float(row.get("predicted_percent", "")))
+        except ValueError:  # nothing, or a range
+            continue
+        gaps.append((gap, row))
+    return [row for _, row in sorted(gaps, key=lambda pair: -pair[0])]
 
 
 def tuning_extremes(rows: list[dict], count: int = 10) -> str:
