@@ -1,5 +1,6 @@
 """Timing: refuses where there is nothing to measure, takes turns fairly, keeps provenance."""
 
+import itertools
 import os
 import stat
 import time
@@ -56,6 +57,15 @@ def test_a_sample_lasts_long_enough():
     )
     assert 1 <= row["calls"] <= 12 and len(calls) >= row["calls"]  # fewer where a sleep lasts longer
     assert row["calls"] * row["ms_p50"] >= 6
+
+
+def test_a_sample_follows_untimed_calls_of_its_own():
+    order = []
+    functions = {name: lambda name=name: order.append((name, time.sleep(0.002))[0]) for name in "ab"}
+    rows = measure.interleave(functions, rounds=5, sample_ms=1, settle_ms=5, warmup_ms=0, host_clock=True)
+    assert [row["calls"] for row in rows] == [1, 1] and {row["settle_ms"] for row in rows} == {5}
+    turns = [len(list(same)) for _, same in itertools.groupby(order)]
+    assert len(turns) >= 6 and min(turns) >= 2  # warm-up, then five rounds: no sample stands alone
 
 
 def test_a_function_that_fails_is_a_row_that_says_so():

@@ -36,6 +36,7 @@ def test_it_prints_its_commands(tmp_path, capsys):
         "jfa.lab.counters",
         "jfa.lab.ablation",
         "jfa.lab.rounds",
+        "jfa.lab.neighbours",
     ]
     assert not (tmp_path / "new").exists()
     if not torch.cuda.is_available():

@@ -18,6 +18,7 @@ import torch
 
 from jfa.lab import cases, child, measure, ours, peak, truth
 from jfa.lab.cases import SUITES, Case, make_inputs
+from jfa.lab.neighbours import SETTLE_MS
 from jfa.lab.peers import PEERS, REMOTE, Run
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -131,7 +132,8 @@ def measure_case(case: Case, impls, options, monitor=None, process=None) -> tupl
         prepared.add_remote(name, process, options.direction, options.scope, graph)
     if "jfa" in impls:
         prepared.add_schedule()
-    sizes = {"sample_ms": options.sample_ms, "warmup_ms": options.sample_ms, "monitor": monitor}
+    sizes = {"sample_ms": options.sample_ms, "warmup_ms": options.sample_ms, "settle_ms": options.settle_ms}
+    sizes["monitor"] = monitor
     rows = in_turn(prepared.functions, options.rounds, graph, host_clock=device == "cpu", **sizes)
     where = measure.provenance()
     rows += [{"name": key, "error": reason, **where} for key, reason in prepared.reasons.items()]
@@ -217,6 +219,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--few", action="store_true", help="representative cases only")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sample-ms", type=float, default=10.0)
+    parser.add_argument(
+        "--settle-ms", type=float, default=SETTLE_MS, help="untimed calls before each sample: its own clock"
+    )
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--flex-limit-s", type=float, default=child.PREPARE_S, help="to compile one case")

@@ -76,6 +76,7 @@ REGISTRY = {
     "10_counters": Figure("drawings_profile:counters"),
     "10_ablation": Figure("drawings_profile:ablation_bars"),
     "10_rounds": Figure("drawings_profile:rounds"),
+    "10_neighbours": Figure("drawings_profile:neighbour_curves"),
     "09_onchip": Figure("drawings_onchip:onchip_bars", "onchip:rows"),
     "09_results": Figure("drawings_results:ratios"),
     "09_roofline": Figure("drawings_results:roofline"),

@@ -29,7 +29,7 @@ __all__ = [
 SHAPE = ("suite", "M", "N", "density", "B", "Hq", "Hkv", "D", "causal", "window", "dtype")
 WHAT = ("direction", "scope", "impl", "step", "name")
 TIMES = ("ms_p20", "ms_p50", "ms_p80", "tflops", "roof_tflops", "rel_error", "budget_share")
-HOW = ("timer", "rounds", "calls", "flushed", "error", "note")
+HOW = ("timer", "rounds", "settle_ms", "calls", "flushed", "error", "note")
 PREDICTED = ("predicted_ms", "predicted_tflops", "model")
 COLUMNS = (*SHAPE, *WHAT, *TIMES, *PREDICTED, *HOW, *PROVENANCE)
 TIMERS = ("cuda-event", "cuda-graph", "host-clock")
@@ -178,6 +178,7 @@ def interleave(
     rounds: int = 9,
     *,
     sample_ms: float = 20.0,
+    settle_ms: float = 0.0,
     warmup_ms: float = 100.0,
     pause_s: float = 0.0,
     flush_l2: bool = False,
@@ -190,8 +191,10 @@ def interleave(
 
     A round takes one sample of every function, each round in a random order, so that nobody always follows
     the same neighbour; a sample repeats its function for at least ``sample_ms`` and counts as its mean.
-    ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``pause_s`` lets the GPU
-    cool before each sample. ``flush_l2`` empties the L2 cache before every call, outside the timed span.
+    ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``settle_ms`` repeats the
+    function so long before each sample, untimed: at its power limit a GPU has the clock that its last tenth
+    of a second earned, so a sample begins with its neighbour's (`jfa.lab.neighbours`). ``pause_s`` lets the
+    GPU cool before each sample. ``flush_l2`` empties the L2 before every call, outside the timed span.
     ``graph`` times replays of a CUDA graph, so the host's launch time is left out. Rows carry `provenance`,
     with SM clock and power of the run, from a ``monitor`` that is running, or from one of its own. A function
     that is a `Remote` is timed where it runs.
@@ -209,7 +212,7 @@ def interleave(
             prepared = one.prepare(fn)
             once = one.time(prepared, 1)
             once = one.time(prepared, max(3, _calls(warmup_ms, once)))
-            ready[name] = (one, prepared, _calls(sample_ms, once))
+            ready[name] = (one, prepared, _calls(settle_ms, once), _calls(sample_ms, once))
         except Exception as error:
             if not keep_going:
                 raise
@@ -220,8 +223,10 @@ def interleave(
         for _ in range(rounds):
             for name in random.sample(list(samples), len(samples)):
                 time.sleep(pause_s)
-                one, prepared, calls = ready[name]
+                one, prepared, before, calls = ready[name]
                 try:
+                    if settle_ms:
+                        one.time(prepared, before)
                     samples[name].append(one.time(prepared, calls))
                 except Exception as error:
                     if not keep_going:
@@ -229,7 +234,7 @@ def interleave(
                     failed[name] = told(error)
                     del samples[name]
     found = provenance(watching, start)
-    how = {"rounds": rounds, "flushed": int(flush_l2)}
+    how = {"rounds": rounds, "settle_ms": settle_ms, "flushed": int(flush_l2)}
     rows = []
     for name, fn in functions.items():
         if name in failed:
@@ -238,9 +243,8 @@ def interleave(
         p20, p50, p80 = np.percentile(samples[name], (20, 50, 80)).tolist()
         times = {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80}
         timer = fn.timer if isinstance(fn, Remote) else here.timer
-        rows.append(
-            {"name": name, **times, "timer": timer, **how, "calls": ready[name][2], "error": "", **found}
-        )
+        calls = ready[name][-1]
+        rows.append({"name": name, **times, "timer": timer, **how, "calls": calls, "error": "", **found})
     return rows
 
 

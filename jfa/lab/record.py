@@ -19,16 +19,17 @@ from pathlib import Path
 SUITES = ("jagged", "histories", "extra", "dense", "packed")
 MORE = ("cudnn", "torch_varlen", "jfa_baseline", "flex")
 NAMED = (
-    *("forward:peeled", "forward:staged", "forward:stationary"),
+    *("forward:staged", "forward:stationary"),
     *("backward:peeled", "backward:ds_buffered", "backward:stationary"),
 )
-OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation", "10_rounds")
+OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation")
+OUTPUTS += ("10_rounds", "10_neighbours")
 
 
 def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]:
     """The commands by stage: module and arguments, and the seconds that each may take."""
     bench = ["jfa.lab.bench", "--suite", *SUITES, "--impl", "jfa", "fa4", "--more", *MORE]
-    bench += ["--steps", *NAMED, "--rounds", "5"]
+    bench += ["--steps", *NAMED, "--rounds", "4", "--sample-ms", "8"]
     steps = ["jfa.lab.bench", "--suite", "jagged", "--few", "--impl", "jfa", "jfa_baseline", "--steps", "all"]
     output = {name: ["--output", str(folder / f"{name}.csv")] for name in OUTPUTS}
     memory = ["--memory", str(folder / "09_memory.csv")]
@@ -36,7 +37,7 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
     return {
         "bench": [
             ([*bench, *compiled], 180),  # no kernel is compiled while others are timed
-            ([*bench, "--case-limit-s", "60", *output["09_results"], *memory], 480),
+            ([*bench, "--case-limit-s", "60", *output["09_results"], *memory], 600),
         ],
         "ladders": [
             ([*steps, "--scope", "kernel", *compiled], 120),
@@ -48,6 +49,7 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
             (["jfa.lab.counters", "record", "--workers", str(workers), *output["10_counters"]], 180),
             (["jfa.lab.ablation", "--workers", str(workers), *output["10_ablation"]], 180),
             (["jfa.lab.rounds", *output["10_rounds"]], 60),
+            (["jfa.lab.neighbours", *output["10_neighbours"]], 60),
         ],
     }
 

@@ -33,7 +33,7 @@ def in_turn(names, samples: int) -> list[str]:
 ORDERS = {"block after block": in_blocks, "in turn": in_turn}
 
 
-def _graph(function):
+def graph_of(function):
     """A CUDA graph of one call."""
     import torch
 
@@ -66,7 +66,7 @@ def recorded(samples: int = 60, sample_ms: float = 10.0, rest_s: float = 3.0):
     targets = {name: Target("forward", step, **SHAPE) for name, step in RUNS.items()}
     case = targets["staged"].case
     work = case.work("forward")
-    graphs = {name: _graph(prepare(target)) for name, target in targets.items()}
+    graphs = {name: graph_of(prepare(target)) for name, target in targets.items()}
     calls = {name: max(1, round(sample_ms / _milliseconds(graph, 3))) for name, graph in graphs.items()}
     for order, arrange in ORDERS.items():
         time.sleep(rest_s)  # every order begins on a rested GPU
