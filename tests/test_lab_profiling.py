@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jfa import emulator, steps
-from jfa.lab import ablation, counters, measure, rounds, targets
+from jfa.lab import ablation, counters, measure, neighbours, rounds, targets
 from jfa.lab.targets import BASELINE, Target
 
 SMALL = {"M": 70, "N": 300, "B": 4, "D": 64}
@@ -249,7 +249,8 @@ def test_steps_by_name_are_compared_with_each_other():
     assert tables.gains(rows, "peeled", "ds_buffered", "backward") == {case: pytest.approx(0.1)}
     assert "+10.0 %" in tables.gains_text(rows, "peeled", "ds_buffered", "backward").splitlines()[-1]
     assert tables.gains(rows, "peeled", "ds_buffered", "forward") == {}
-    assert tables.by_name_ratios(rows) == {"backward": "1.10 to 1.10, median 1.10, 1 shapes"}
+    assert tables.by_name_ratios(rows) == {"backward": [pytest.approx(1.1)]}
+    assert tables.by_name_text(rows) == "backward 1.10 to 1.10, median 1.100, 1 shapes"
     refused = facts | {
         "name": "jfa:stationary",
         "error": "ValueError: step stationary: window: expected none",
@@ -295,3 +296,26 @@ def test_what_q_and_dq_save_is_told_apart_from_the_tiles():
         for tensor, size in parts.items()
     ]
     assert onchip.left(rows) == {"before": 22, "kept": 13, "last": 9}
+
+
+def test_curves_of_neighbours_are_medians_by_stretch():
+    import pandas
+    from matplotlib import pyplot
+
+    from jfa.lab import drawings_profile
+
+    samples = [("itself", (1.4, 1.4)), (neighbours.IDLE, (1.0, 1.4))]
+    where = {"gpu": "H200", "commit": "abc", "date": "2026-12-01"}
+    rows = pandas.DataFrame(
+        {"before": before, "at_ms": 100 * turn + place, "ms_p50": factor * took, **where}
+        for before, times in samples
+        for turn, took in enumerate(times)
+        for place, factor in ((3, 1), (4, 1), (8, 9))
+    )
+    table = neighbours.curves(rows)
+    assert list(table.index) == [5, 105] and list(table) == [neighbours.IDLE, "itself"]
+    assert neighbours.spread(table).tolist() == pytest.approx([0.4, 0])
+    figure = drawings_profile.neighbour_curves(rows)
+    assert any("by 40 %, 50 ms later by 0 %" in text.get_text() for text in figure.texts)
+    pyplot.close(figure)
+    assert set(drawings_profile.BEFORE) == set(neighbours.BEFORE)

@@ -144,12 +144,12 @@ def test_the_readme_tells_results_targets_and_where(monkeypatch):
     assert met.count(False) and met.count(True)
     assert f"{met.count(True)} of our own {len(met) - met.count(None)} targets are reached" in text
     assert "It leads on no line of the table." in text
-    assert "H200, driver unknown" in text and "commit abc" in text and "two runs" not in text
+    assert "H200, driver unknown" in text and "commit abc" in text and "two runs have" not in text
     found = {results.MEMORY: memory(), results.EARLIER: full(1.1)}
     monkeypatch.setattr(results, "load", lambda name: found.get(name, []))
     text = results.readme_text(full())
     assert "The first run, of 2026-12-01 (commit abc), reached" in text
-    assert "two runs, 116 measurements of the same step" in text
+    assert "two runs have 116 measurements of the same step" in text
 
 
 def test_the_log_of_tuning_is_a_table():
@@ -193,8 +193,8 @@ def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
     peers = {line["impl"] for line in results.load("09_dense", tmp_path)}
     assert peers == {"jfa", "fa4", "cudnn"}
     spread = results.load("09_spread", tmp_path)
-    assert derived.differences(spread, "ms") == pytest.approx((0.1, 0.1), abs=1e-5)
-    assert "10.0 % in the median" in derived.spread_text(full(), full(1.1))
+    assert derived.changes(spread, "ms") == pytest.approx((0.1, 0.1), abs=1e-5)
+    assert "our times by +10.0 %" in derived.spread_text(full(), full(1.1))
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     names = [name for name, figure in figures.REGISTRY.items() if figure.draw.startswith("drawings_results:")]
     for name in names:

@@ -119,7 +119,10 @@ def dense_rows(rows: list[dict]) -> list[dict]:
 
 
 def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
-    """Every shape of two runs on which a call took the same step: our milliseconds, our ratio over FA4."""
+    """Every shape of two runs on which a call took the same step: milliseconds, ours and FA4's, our ratio.
+
+    "settle_ms_first" and "settle_ms_second": what each run let pass, untimed, before a sample.
+    """
     one, two = results.Measured.of(first), results.Measured.of(second)
     table = []
     for case in one.cases(lambda case: results.plain(case) or case.suite != "jagged"):
@@ -129,20 +132,24 @@ def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
             key = (case, direction, "jfa", "call")
             if None in times or None in ratios or one.rows[key]["step"] != two.rows[key]["step"]:
                 continue  # not measured twice, or not the same kernel
+            if one.rows[key] == two.rows[key]:
+                continue  # the second run was cut short and shows the first one's row
             facts = {"suite": case.suite, "M": case.M, "N": case.N, "density": case.density}
             facts |= {"causal": int(case.causal), "direction": direction}
             facts |= {"ms_first": times[0], "ms_second": times[1]}
-            facts |= {"over_fa4_first": round(ratios[0], 4), "over_fa4_second": round(ratios[1], 4)}
+            for run, found, ms, ratio in zip(("first", "second"), (one, two), times, ratios, strict=True):
+                facts |= {f"fa4_ms_{run}": round(ms * ratio, 6), f"over_fa4_{run}": round(ratio, 4)}
+                facts[f"settle_ms_{run}"] = found.rows[key].get("settle_ms") or 0
             dates = {"date_first": one.rows[key]["date"], "date_second": two.rows[key]["date"]}
             dates["commit_first"] = one.rows[key]["commit"]
             table.append(facts | dates | where(two.rows[key]))
     return table
 
 
-def differences(rows: list[dict], column: str) -> tuple[float, float]:
-    """Median and largest change from the first run to the second, as a share, of a column of spread_rows."""
-    shares = [abs(row[f"{column}_second"] / row[f"{column}_first"] - 1) for row in rows]
-    return statistics.median(shares), max(shares)
+def changes(rows: list[dict], column: str) -> tuple[float, float]:
+    """From the first run to the second, as shares of a column of spread_rows: the median, and the largest."""
+    shares = [row[f"{column}_second"] / row[f"{column}_first"] - 1 for row in rows]
+    return statistics.median(shares), max(shares, key=abs)
 
 
 def spread_text(first: list[dict], second: list[dict]) -> str:
@@ -150,10 +157,13 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
     rows = spread_rows(first, second)
     if not rows:
         return f"{results.NOTHING}: there is no second run to compare with"
-    percent = [100 * share for column in ("ms", "over_fa4") for share in differences(rows, column)]
+    told = []
+    for column, name in (("ms", "our times"), ("fa4_ms", "FA4's"), ("over_fa4", "our ratios over it")):
+        median, most = changes(rows, column)
+        told.append(f"{name} by {100 * median:+.1f} % (at most {100 * most:+.1f} %)")
     return (
-        f"two runs, {len(rows)} measurements of the same step: our times differ by {percent[0]:.1f} % in the "
-        f"median and {percent[1]:.1f} % at most, ratios over FA4 by {percent[2]:.1f} % and {percent[3]:.1f} %"
+        f"two runs have {len(rows)} measurements of the same step: from the first to the second, "
+        f"in the median, {', '.join(told)}"
     )
 
 

@@ -206,11 +206,20 @@ def spread(rows):
             linewidths=0,
         )
         axes.set(xlim=(0, top), ylim=(0, top), aspect="equal")
-        axes.set_xlabel(f"times as fast as FA4, first run ({table[0]['commit_first']})")
+        axes.set_xlabel("times as fast as FA4, first run")
         axes.set_title(direction, loc="left")
-    panels[0].set_ylabel(f"second run ({table[0]['commit']})")
-    median, most = derived.differences(table, "over_fa4")
-    title = (
-        f"Two runs: ratios over FA4 differ by {100 * median:.1f} % in the median, {100 * most:.1f} % at most"
+    panels[0].set_ylabel("second run")
+    ours, theirs = (100 * derived.changes(table, column)[0] for column in ("ms", "fa4_ms"))
+    title = f"From the first run to the second, in the median: our times {ours:+.0f} %, FA4's {theirs:+.0f} %"
+    runs = (("first", table[0]["commit_first"]), ("second", table[0]["commit"]))
+    notes = [f"{run} run ({commit}): {settled(table[0][f'settle_ms_{run}'])}" for run, commit in runs]
+    return style.finish(figure, title, " · ".join([style.caption(rows), *notes]))
+
+
+def settled(milliseconds: float) -> str:
+    """How a run took its samples, in words."""
+    return (
+        f"samples after {milliseconds:.0f} ms of their own"
+        if milliseconds
+        else "samples after another kernel"
     )
-    return style.finish(figure, title, style.caption(rows))

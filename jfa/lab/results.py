@@ -7,6 +7,7 @@ Ratios are times of a peer over ours of one run and one process, so above 1 is f
 """
 
 import argparse
+import collections
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,8 +246,12 @@ GROUPS = (
 
 
 def readme_lines(rows: list[dict]) -> list[dict]:
-    """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios."""
+    """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios.
+
+    A group that another run measured than most others names that run's commit.
+    """
     found = Measured.of(rows)
+    commits = collections.Counter(row["commit"] for row in rows if row.get("timer"))
     lines = []
     for label, chosen in GROUPS:
         cases = found.cases(chosen)
@@ -255,8 +260,11 @@ def readme_lines(rows: list[dict]) -> list[dict]:
             if not speeds:
                 continue
             over = found.ratios(cases, direction)
+            keys = ((case, direction, "jfa", "call") for case in cases)
+            ran = {found.rows[key]["commit"] for key in keys if key in found.rows}
+            other = "" if commits.most_common(1)[0][0] in ran else f" (run of {', '.join(sorted(ran))})"
             line = {
-                "shapes": label,
+                "shapes": label + other,
                 "pass": direction,
                 "count": len(speeds),
                 "tflops": geometric_mean(speeds),
@@ -315,6 +323,13 @@ def _reached(rows: list[dict]) -> list[bool]:
     return [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
 
 
+def _averages(rows: list[dict]) -> dict[str, float]:
+    """Direction -> geometric mean of our ratios over FlashAttention-4 on the shapes whose mean counts."""
+    found = Measured.of(rows)
+    ratios = {way: found.ratios(found.cases(averaged), way).values() for way in DIRECTIONS}
+    return {way: geometric_mean(values) for way, values in ratios.items() if values}
+
+
 def _run_text(rows: list[dict]) -> str:
     """Date and commit of a run, in words."""
     row = next(row for row in rows if row.get("timer"))
@@ -342,8 +357,10 @@ def readme_text(rows: list[dict]) -> str:
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
     if earlier := load(EARLIER):
         before = _reached(earlier)
-        text += ["", f"The whole benchmark ran twice. The first run, of {_run_text(earlier)}, reached"]
-        text += [f"{sum(before)} of {len(before)} targets. Between the {derived.spread_text(earlier, rows)}."]
+        means = ", ".join(f"{way} {mean:.2f}" for way, mean in _averages(earlier).items())
+        text += ["", f"The benchmark ran twice. The first run, of {_run_text(earlier)}, reached"]
+        text += [f"{sum(before)} of {len(before)} targets; on the 36 jagged shapes its ratios over FA4 were"]
+        text += [f"{means}. The {derived.spread_text(earlier, rows)}."]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += ["", "Ratios are times of a whole call in one process, FLOPs those of real lengths. Measured on"]

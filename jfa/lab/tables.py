@@ -107,24 +107,28 @@ def gains_text(rows: list[dict], first: str, second: str, direction: str) -> str
     return "\n".join([f"speed of {second} over {first}, {direction}, whole calls", *lines])
 
 
-def by_name_ratios(rows: list[dict]) -> dict[str, str]:
-    """Direction -> time of a step asked for by name over the call that takes this step, in words.
+def by_name_ratios(rows: list[dict]) -> dict[str, list[float]]:
+    """Direction -> times of steps asked for by name over those of the calls that take them, a shape each.
 
-    Both run the same kernel in the same rounds: its distance from 1 says how far to trust a few percent.
+    Both run the same kernel in the same rounds: the distance from 1 says how far to trust a few percent.
     """
-    found, said = Measured.of(rows), {}
+    measured, found = Measured.of(rows), {}
     for direction in results.DIRECTIONS:
-        ratios = []
-        for case in found.cases():
-            call = found.rows.get((case, direction, "jfa", "call"))
-            again = call and found.time(case, direction, f"jfa:{call['step']}")
-            ratios += [again / call["ms_p50"]] if again else []
-        if ratios:
-            middle = statistics.median(ratios)
-            said[direction] = (
-                f"{min(ratios):.2f} to {max(ratios):.2f}, median {middle:.2f}, {len(ratios)} shapes"
-            )
-    return said
+        for case in measured.cases():
+            call = measured.rows.get((case, direction, "jfa", "call"))
+            again = call and measured.time(case, direction, f"jfa:{call['step']}")
+            if again:
+                found.setdefault(direction, []).append(again / call["ms_p50"])
+    return found
+
+
+def by_name_text(rows: list[dict]) -> str:
+    """The ratios of `by_name_ratios` as a line a direction."""
+    return "\n".join(
+        f"{direction:<8} {min(found):.2f} to {max(found):.2f}, median {statistics.median(found):.3f}, "
+        f"{len(found)} shapes"
+        for direction, found in by_name_ratios(rows).items()
+    )
 
 
 def climb(table) -> dict[str, list[str]]:
