@@ -102,6 +102,26 @@ def test_without_a_recording_nothing_is_claimed(tmp_path):
     assert recorded.describe(rows).startswith("not measured")
 
 
+def test_what_is_measured_live_is_told_with_its_machine():
+    row = {
+        "direction": "forward",
+        "impl": "jfa",
+        "ms_p20": 0.9,
+        "ms_p50": 1.0,
+        "ms_p80": 1.1,
+        "tflops": 400.0,
+    }
+    row |= {"error": "", "gpu": "H200", "commit": "abc", "date": "2026-12-01"}
+    missing = {"impl": "fa4", "error": "No module named 'flash_attn'"}
+    first, ours, theirs, where = recorded.told_live(iter([row, missing]), recorded.show).splitlines()
+    assert (
+        first == "measured live" and ours == "forward  jfa            1.000 ms (0.900 to 1.100), 400 TFLOPS"
+    )
+    assert theirs == "fa4: did not run: No module named 'flash_attn'"
+    assert where.startswith("measured on H200") and "commit abc" in where
+    assert recorded.told_live([missing], recorded.show).splitlines() == ["measured live", theirs]
+
+
 def test_the_readme_says_what_the_data_says(tmp_path):
     text = recorded.README.read_text()
     assert recorded.block(text) == recorded.readme_text()

@@ -298,6 +298,15 @@ def test_what_q_and_dq_save_is_told_apart_from_the_tiles():
     assert onchip.left(rows) == {"before": 22, "kept": 13, "last": 9}
 
 
+def test_counted_steps_can_be_chosen(capsys):
+    some = counters.targets((256,), ("staged",))
+    assert {target.step for target in some} == {"staged"} and some[0] == Target("forward", "staged", M=256)
+    assert set(some[1:]) == {target for target in counters.MISSED if target.step == "staged"}
+    with pytest.raises(SystemExit):
+        counters.main(["run", "--step", "no_such_step"])
+    assert "two_cta" in capsys.readouterr().err
+
+
 def test_curves_of_neighbours_are_medians_by_stretch():
     import pandas
     from matplotlib import pyplot

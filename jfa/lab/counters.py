@@ -78,14 +78,14 @@ MISSED = (
 )
 
 
-def targets(queries=(128, 256)) -> list[Target]:
-    """Baseline and chosen steps of both ladders on one jagged shape, then ``MISSED``."""
+def targets(queries=(128, 256), names=None) -> list[Target]:
+    """Baseline and steps of both ladders on one jagged shape, then ``MISSED``; of all, those in ``names``."""
     passes = {
         "forward": (BASELINE, "warp_specialized", "peeled", "staged", "stationary"),
         "backward": (BASELINE, "warp_specialized", "peeled", "two_cta", "stationary"),
     }
     found = [Target(way, step, M=M) for M in queries for way, names in passes.items() for step in names]
-    return [*found, *MISSED]
+    return [target for target in (*found, *MISSED) if names is None or target.step in names]
 
 
 def known(metrics, said: str) -> list[str]:
@@ -221,8 +221,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--raw", help="file for ncu's own CSV")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
     parser.add_argument("--M", nargs="+", type=int, default=[128, 256])
+    parser.add_argument("--step", nargs="+", help="only these steps")
     options = parser.parse_args(arguments)
-    chosen = targets(options.M)
+    chosen = targets(options.M, options.step)
+    if not chosen:
+        parser.error(f"--step: expected names of {sorted({target.step for target in targets()})}")
     if options.what == "command":
         metrics = [metric for metric, _ in COUNTERS.values()]
         print(" ".join(command(metrics, "counters.ncu-rep")))

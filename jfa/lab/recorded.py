@@ -167,21 +167,24 @@ def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_v
     return rows
 
 
-def live_text(quick: bool = False) -> str:
-    """Return what `live` measured as text: milliseconds with their spread, TFLOPS, and the provenance."""
+def show(row: dict) -> str:
+    """A row of `live` as a line: milliseconds with their spread, TFLOPS."""
+    if row.get("error"):
+        return f"{row['impl']}: did not run: {row['error']}"
+    spread = f"{row['ms_p20']:.3f} to {row['ms_p80']:.3f}"
+    took = f"{row['ms_p50']:.3f} ms ({spread}), {row['tflops']:.0f} TFLOPS"
+    return f"{row['direction']:<8} {row['impl']:<14} {took}"
+
+
+def live_text(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_varlen")) -> str:
+    """Return what `live` measured as text, with the provenance."""
+    return told_live(live(quick, peers), show)
+
+
+def told_live(rows, shown) -> str:
+    """Return rows that were measured just now as text: a line ``shown(row)`` each, then where."""
     import pandas
 
-    rows = live(quick)
-    lines = []
-    for row in rows:
-        if row.get("error"):
-            lines.append(f"{row['impl']}: did not run: {row['error']}")
-            continue
-        spread = f"{row['ms_p20']:.3f} to {row['ms_p80']:.3f}"
-        lines.append(
-            f"{row['direction']:<8} {row['impl']:<14} {row['ms_p50']:.3f} ms ({spread}), "
-            f"{row['tflops']:.0f} TFLOPS"
-        )
-    return "\n".join(
-        [*lines, *(f"measured on {where}" for where in provenance_lines(pandas.DataFrame(rows)))]
-    )
+    rows = list(rows)
+    where = provenance_lines(pandas.DataFrame([row for row in rows if not row.get("error")]))
+    return "\n".join(["measured live", *map(shown, rows), *(f"measured on {line}" for line in where)])
