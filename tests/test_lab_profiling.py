@@ -202,7 +202,7 @@ def test_missed_keeps_the_shapes_of_missed_targets_only():
     found = set(zip(kept["direction"], kept["suite"], kept["M"], kept["N"], kept["step"]))
     assert ("forward", "jagged", 256, 1024, "staged") in found
     assert ("backward", "dense", 1024, 1024, "ds_buffered") in found
-    assert len(kept) == len(counters.MISSED) + 2
+    assert len(kept) == len(counters.MISSED) + 4
 
 
 def test_stages_that_hold_each_other_are_added_once():

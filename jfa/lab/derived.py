@@ -97,8 +97,11 @@ def ladder_text(rows: list[dict]) -> str:
     for direction in DIRECTIONS:
         steps = [f"{row['step']} {row['tflops']:.0f}" for row in rows if row["direction"] == direction]
         ways.append(f"{direction} {', '.join(steps)}")
-    count = rows[0]["shapes"]
-    return f"The ladder in TFLOPS (whole calls, geometric mean of {count} jagged shapes): {'; '.join(ways)}."
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    how = (
+        f"whole calls, L2 emptied before each, geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
+    )
+    return f"The ladder in TFLOPS ({how}): {'; '.join(ways)}."
 
 
 def dense_rows(rows: list[dict]) -> list[dict]:
@@ -132,7 +135,7 @@ def spread_rows(first: list[dict], second: list[dict]) -> list[dict]:
             key = (case, direction, "jfa", "call")
             if None in times or None in ratios or one.rows[key]["step"] != two.rows[key]["step"]:
                 continue  # not measured twice, or not the same kernel
-            if one.rows[key] == two.rows[key]:
+            if all(one.rows[key].get(name) == two.rows[key].get(name) for name in ("ms_p50", "commit")):
                 continue  # the second run was cut short and shows the first one's row
             facts = {"suite": case.suite, "M": case.M, "N": case.N, "density": case.density}
             facts |= {"causal": int(case.causal), "direction": direction}

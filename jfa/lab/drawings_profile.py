@@ -114,7 +114,7 @@ def missed(rows):
     from jfa.lab.counters import MISSED
 
     both = (("forward", "staged"), ("backward", "stationary"))
-    chosen = [*(targets.Target(way, step, M=256) for way, step in both), *MISSED]
+    chosen = [*(targets.Target(way, step, M=M) for M in (128, 256) for way, step in both), *MISSED]
     names = ("suite", "M", "N", "density", "direction", "step")
     wanted = {tuple(target.columns()[name] for name in names) for target in chosen}
     return rows[[row in wanted for row in rows[list(names)].itertuples(index=False, name=None)]]

@@ -192,9 +192,9 @@ def interleave(
     A round takes one sample of every function, each round in a random order, so that nobody always follows
     the same neighbour; a sample repeats its function for at least ``sample_ms`` and counts as its mean.
     ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``settle_ms`` repeats the
-    function so long before each sample, untimed: at its power limit a GPU has the clock that its last tenth
-    of a second earned, so a sample begins with its neighbour's (`jfa.lab.neighbours`). ``pause_s`` lets the
-    GPU cool before each sample. ``flush_l2`` empties the L2 before every call, outside the timed span.
+    function so long before each sample, untimed: at its power limit what ran in the last tenth of a second
+    changes a time, presumably by the clock (`jfa.lab.neighbours`). ``pause_s`` lets the GPU cool before each
+    sample. ``flush_l2`` empties the L2 before every call, outside the timed span.
     ``graph`` times replays of a CUDA graph, so the host's launch time is left out. Rows carry `provenance`,
     with SM clock and power of the run, from a ``monitor`` that is running, or from one of its own. A function
     that is a `Remote` is timed where it runs.

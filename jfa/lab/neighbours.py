@@ -2,9 +2,9 @@
 
     python -m jfa.lab.neighbours --output figures/10_neighbours.csv        (on a GPU)
 
-At its power limit a GPU sets its clock by what it did lately, not by what it does now. So a kernel is fast
-for a while after a light neighbour, slow after a heavy one. The samples say how long: the time that a
-benchmark has to let pass, untimed, before it may believe a sample.
+At its power limit a GPU presumably sets its clock by what it did lately. On an H200 a kernel was fast for
+some 30 ms after any other one; busy neighbours agreed after 50 ms, idle ones after 85. Later than 0.2 s
+times part again; why is not known. A benchmark has to let such a time pass before it may believe a sample.
 """
 
 import argparse

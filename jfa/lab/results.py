@@ -363,7 +363,7 @@ def readme_text(rows: list[dict]) -> str:
         text += [f"{means}. The {derived.spread_text(earlier, rows)}."]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
-    text += ["", "Ratios are times of a whole call in one process, FLOPs those of real lengths. Measured on"]
+    text += ["", "Ratios are times of whole calls in turn, FLOPs those of real lengths. Measured on"]
     text += ["; ".join(recorded.provenance_lines(where)) + "."]
     return "\n".join(text) + "\n"
 

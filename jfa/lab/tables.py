@@ -201,7 +201,7 @@ def distances(rows: list[dict], direction: str) -> list[dict]:
 
 
 def power_text(rows: list[dict]) -> str:
-    """Median SM clock and power while our calls ran, by direction and by bound; "" where unknown."""
+    """Median SM clock and power of the runs, peers too, by direction and our bound; "" where unknown."""
     found = Measured.of(rows)
     seen: dict = {}
     for (case, direction, name, scope), row in found.rows.items():
