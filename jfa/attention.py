@@ -111,8 +111,8 @@ def _find_step(key: str | None, backend: str, direction: str):
     if backend not in backends.ARCHITECTURES:
         name = key.partition("#")[0]  # of an object
         raise ValueError(
-            f'step: expected None with backend="{backend}", which has no steps, got {name!r}; '
-            'backend="hopper" and "blackwell" have some'
+            f'step: expected None with backend="{backend}" (given or by "auto"), which has no steps, got '
+            f'{name!r}; backend="hopper" and "blackwell" have some'
         )
     from jfa import steps
 

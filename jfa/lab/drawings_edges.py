@@ -49,12 +49,11 @@ def masks(rows):
     figure.legend(
         handles=keys, loc="upper left", bbox_to_anchor=(0.005, 0.9), ncols=3, frameon=False, fontsize=9
     )
-    title = "Share of the walked tiles that an edge runs through: "
-    title += ", ".join(f"{100 * part:.0f} %" for part in share)
+    title = "Of the walked tiles an edge runs through " + ", ".join(f"{100 * part:.0f} %" for part in share)
     note = (
         "decided by the kernels' own functions, run in the emulator · tiles of 128 x 128 · black: the edges"
     )
-    return style.finish(figure, f"{title} of those walked", note, top=0.28)
+    return style.finish(figure, title, note, top=0.28)
 
 
 def registers(rows):
@@ -152,9 +151,7 @@ def gain(rows):
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     peeling = forward[same]["measured_gain"]
-    title = (
-        f"Measured: long histories gain {peeling.min():.2f} to {peeling.max():.2f} times forward by peeling"
-    )
+    title = f"Peeled, long histories are {peeling.min():.2f} to {peeling.max():.2f} times as fast forward"
     if len(backward):
         low, high = backward["measured_gain"].min(), backward["measured_gain"].max()
         title += f", {low:.2f} to {high:.2f} backward"

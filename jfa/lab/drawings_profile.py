@@ -174,7 +174,7 @@ def counters(rows):
     right.set_xlabel("why warps waited, share of their waiting", fontsize=9)
     right.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     right.legend(
-        frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.02, 1),
+        frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.02, 1.02),
         handlelength=1, columnspacing=1,
     )  # fmt: skip
     for axes in (left, right):
@@ -338,7 +338,7 @@ def rounds_finding(rows) -> str:
 BEFORE = {
     neighbours.IDLE: "softmax",
     neighbours.COPY: "load",
-    "the baseline": "baseline",
+    "the baseline": "mma",
     "itself": "staged",
     "a backward pass": "ink",
 }
@@ -350,9 +350,10 @@ def neighbour_curves(rows):
     figure, axes = plt.subplots(figsize=(7.2, 3.9))
     for name in table:
         axes.plot(table.index, table[name], color=style.color_of(BEFORE[name]), label=f"after {name}")
-    axes.axvspan(0, neighbours.SETTLE_MS, color=style.FAINT, alpha=0.35, linewidth=0)
+    axes.axvspan(0, neighbours.SETTLE_MS, color=style.FAINT, alpha=0.15, linewidth=0)
     top = table.max().max() + 0.25 * (table.max().max() - table.min().min())
-    axes.text(2, top, "untimed in notebook 09's benchmark", va="top", fontsize=8.5, color=style.INK)
+    said = "grey: untimed in notebook 09's benchmark"
+    axes.text(neighbours.SETTLE_MS + 4, top, said, va="top", fontsize=8.5, color=style.INK)
     low = 0.96 * table.min().min()
     axes.set(xlim=(0, table.index.max()), ylim=(low, top * 1.005))
     axes.set(xlabel="time since the neighbour ended, ms", ylabel="ms a call")

@@ -74,7 +74,7 @@ def ratios(rows):
         if (value := means[f"jagged {way} over FA4, geometric mean"]) is not None
     ]
     title = f"Over FlashAttention-4 on jagged batches, geometric mean: {', '.join(said) or results.NOTHING}"
-    note = f"{style.caption(measured(rows))} · a larger dot is a denser batch"
+    note = f"{style.caption(measured(rows[rows['suite'] == 'jagged']))} · a larger dot is a denser batch"
     return style.finish(figure, title, note)
 
 
@@ -169,6 +169,8 @@ def dense(rows):
             axes.minorticks_off()
             if line == 0:
                 words = "dense" if suite == "dense" else f"packed{', causal' if causal else ''}"
+                if part["commit"].iloc[0] != rows["commit"].mode()[0]:
+                    words += f" ({part['commit'].iloc[0]})"
                 axes.set_title(words, loc="left")
             if column == 0:
                 axes.set_ylabel(f"{direction}, TFLOPS")

@@ -26,7 +26,9 @@ def memory_map(rows, title="The first steps fill both memories, and a quarter of
 
 def final_map(rows):
     """The same of the last forward steps (03_final)."""
-    return memory_map(rows, "The last steps: O gets a tile of its own on an H200, K and V a fifth on a B200")
+    return memory_map(
+        rows, "The last steps: O gets a tile of its own on an H200, K and V a fifth slot on a B200"
+    )
 
 
 def timeline(rows):

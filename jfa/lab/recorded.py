@@ -53,14 +53,10 @@ def timed(rows):
 
 
 def provenance_lines(rows) -> list[str]:
-    """Return one line for each machine and set of versions that the rows come from."""
-    found = (
-        rows.reindex(columns=PROVENANCE)
-        .astype(object)
-        .fillna("unknown")
-        .drop_duplicates()
-        .sort_values("date")
-    )
+    """Return one line for each machine and set of versions that the rows come from, all its commits in it."""
+    found = rows.reindex(columns=PROVENANCE).astype(object).fillna("unknown").drop_duplicates()
+    others = [name for name in PROVENANCE if name != "commit"]
+    found = found.groupby(others, sort=False)["commit"].agg(" and ".join).reset_index().sort_values("date")
     words = ("", "driver ", "CUDA ", "torch ", "fbtriton ", "commit ", "power limit ", "")
     labels = dict(zip(PROVENANCE, words, strict=True))
     lines = []
