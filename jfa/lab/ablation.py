@@ -174,7 +174,8 @@ def measured(chosen: list[Target], rounds: int = 9, sample_ms: float = 3.0):
             except (ValueError, RuntimeError) as error:
                 problems[target.left_out] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
                 functions.pop(target.left_out, None)
-        options = {"sample_ms": sample_ms, "warmup_ms": 20, "graph": True, "flush_l2": True}
+        options = {"sample_ms": sample_ms, "settle_ms": measure.SETTLE_MS, "warmup_ms": 20}
+        options |= {"graph": True, "flush_l2": True}
         for row in measure.interleave(functions, rounds, keep_going=True, **options):
             stage = row.pop("name")
             columns = {**whole.columns(), "left_out": stage, "rel_error": differ[stage]}

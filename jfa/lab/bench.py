@@ -18,7 +18,6 @@ import torch
 
 from jfa.lab import cases, child, measure, ours, peak, truth
 from jfa.lab.cases import SUITES, Case, make_inputs
-from jfa.lab.neighbours import SETTLE_MS
 from jfa.lab.peers import PEERS, REMOTE, Run
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -220,7 +219,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sample-ms", type=float, default=10.0)
     parser.add_argument(
-        "--settle-ms", type=float, default=SETTLE_MS, help="untimed calls before each sample: its own clock"
+        "--settle-ms",
+        type=float,
+        default=measure.SETTLE_MS,
+        help="untimed calls before each sample: its own clock",
     )
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")

@@ -219,9 +219,8 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
             schedule = schedule_of(step, problem, inputs)
             for scope, given in (("kernel", schedule), ("call", None)):
                 calls[f"{scope}:{name}"] = functools.partial(run, *args, step=step, schedule=given)
-        for row in measure.interleave(
-            calls, rounds, sample_ms=5.0, graph=True, flush_l2=True, keep_going=True
-        ):
+        sizes = {"sample_ms": 5.0, "settle_ms": measure.SETTLE_MS}
+        for row in measure.interleave(calls, rounds, **sizes, graph=True, flush_l2=True, keep_going=True):
             scope, name = row.pop("name").split(":")
             impl = "jfa_baseline" if name == BASELINE else "jfa"
             columns = {**case.columns(), "direction": direction, "scope": scope, "impl": impl, "step": name}

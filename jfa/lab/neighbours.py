@@ -15,11 +15,11 @@ import time
 import torch
 
 from jfa.lab import measure
+from jfa.lab.measure import SETTLE_MS as SETTLE_MS
 from jfa.lab.rounds import SHAPE, graph_of
 from jfa.lab.targets import BASELINE, Target, prepare
 
 SUBJECT = Target("forward", "staged", **SHAPE)
-SETTLE_MS = 50.0  # what `jfa.lab.bench` lets pass before a sample
 IDLE, COPY = "an idle GPU", "a copy of memory"
 BEFORE = {
     IDLE: None,
