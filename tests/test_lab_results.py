@@ -152,6 +152,25 @@ def test_the_readme_tells_results_targets_and_where(monkeypatch):
     assert "two runs have 116 measurements of the same step" in text
 
 
+def test_rows_of_another_run_are_marked_and_no_second_measurement():
+    packed = set(cases.SUITES["packed"]())
+    mixed = [one | ({"commit": "old"} if cases.Case.of(one) in packed else {}) for one in full()]
+    lines = [line["shapes"] for line in results.readme_lines(mixed)]
+    assert lines[-2:] == ["packed self-attention (run of old)"] * 2 and not any(
+        "old" in x for x in lines[:-2]
+    )
+    dense, *_ = (line for line in tables.other_table(mixed, "forward").splitlines() if "dense" in line)
+    *_, last, told = tables.other_table(mixed, "forward").splitlines()
+    assert "*" not in dense and told == "* of the run of old"
+    assert tables.other_table(full(), "forward").count("*") == 0
+    earlier = [one | {"commit": "old"} for one in full(1.1)]
+    copied = [one for one in earlier if cases.Case.of(one) in packed]
+    again = [one for one in full() if cases.Case.of(one) not in packed] + copied
+    assert len(derived.spread_rows(earlier, full())) - len(derived.spread_rows(earlier, again)) == 2 * len(
+        packed
+    )
+
+
 def test_the_log_of_tuning_is_a_table():
     log = {"idea": "a|b", "why": "w", "predicted_percent": 5, "measured_percent": -1.5, "shapes": "8"}
     log |= {"verdict": "dropped", "limit": "power", "source": ""}
@@ -194,7 +213,7 @@ def test_derived_tables_say_where_they_come_from(tmp_path, monkeypatch):
     assert peers == {"jfa", "fa4", "cudnn"}
     spread = results.load("09_spread", tmp_path)
     assert derived.changes(spread, "ms") == pytest.approx((0.1, 0.1), abs=1e-5)
-    assert "our times by +10.0 %" in derived.spread_text(full(), full(1.1))
+    assert "our times changed by +10.0 %" in derived.spread_text(full(), full(1.1))
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     names = [name for name, figure in figures.REGISTRY.items() if figure.draw.startswith("drawings_results:")]
     for name in names:

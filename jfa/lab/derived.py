@@ -161,13 +161,30 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
     if not rows:
         return f"{results.NOTHING}: there is no second run to compare with"
     told = []
-    for column, name in (("ms", "our times"), ("fa4_ms", "FA4's"), ("over_fa4", "our ratios over it")):
+    for column, name in (
+        ("ms", "our times changed"),
+        ("fa4_ms", "FA4's"),
+        ("over_fa4", "our ratios over it"),
+    ):
         median, most = changes(rows, column)
         told.append(f"{name} by {100 * median:+.1f} % (at most {100 * most:+.1f} %)")
     return (
         f"two runs have {len(rows)} measurements of the same step: from the first to the second, "
         f"in the median, {', '.join(told)}"
     )
+
+
+def first_run_text(first: list[dict], second: list[dict]) -> str:
+    """What the first of two runs reached, and how far both differ, in sentences."""
+    met, found = results.reached(first), results.Measured.of(first)
+    row = next(row for row in first if row.get("timer"))
+    text = (
+        f"The first run, of {row['date']} (commit {row['commit']}), reached {sum(met)} of {len(met)} targets"
+    )
+    for direction in DIRECTIONS:
+        if ratios := found.ratios(found.cases(results.averaged), direction).values():
+            text += f", {direction} {geometric_mean(ratios):.2f} times FA4 on {len(ratios)} jagged shapes"
+    return f"{text}.\nThe {spread_text(first, second)}."
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:

@@ -58,6 +58,12 @@ class Measured:
         """The cases that something was measured of, in their order."""
         return [case for case in dict.fromkeys(key[0] for key in self.rows) if chosen(case)]
 
+    def other_run(self, case: Case) -> str:
+        """The commit of the run that measured a case, if it is not that of most rows; else ""."""
+        commits = collections.Counter(row.get("commit", "") for row in self.rows.values())
+        own = [row.get("commit", "") for key, row in self.rows.items() if key[0] == case]
+        return "" if commits.most_common(1)[0][0] in own else own[0]
+
     def column(self, cases, direction, column, name="jfa", scope="call") -> list[float]:
         """A column of every case that was measured."""
         found = (self.rows.get((case, direction, name, scope)) for case in cases)
@@ -251,7 +257,6 @@ def readme_lines(rows: list[dict]) -> list[dict]:
     A group that another run measured than most others names that run's commit.
     """
     found = Measured.of(rows)
-    commits = collections.Counter(row["commit"] for row in rows if row.get("timer"))
     lines = []
     for label, chosen in GROUPS:
         cases = found.cases(chosen)
@@ -260,11 +265,9 @@ def readme_lines(rows: list[dict]) -> list[dict]:
             if not speeds:
                 continue
             over = found.ratios(cases, direction)
-            keys = ((case, direction, "jfa", "call") for case in cases)
-            ran = {found.rows[key]["commit"] for key in keys if key in found.rows}
-            other = "" if commits.most_common(1)[0][0] in ran else f" (run of {', '.join(sorted(ran))})"
+            others = {found.other_run(case) for case in cases}
             line = {
-                "shapes": label + other,
+                "shapes": label if "" in others else f"{label} (run of {', '.join(sorted(others))})",
                 "pass": direction,
                 "count": len(speeds),
                 "tflops": geometric_mean(speeds),
@@ -318,22 +321,9 @@ def slower(rows: list[dict]) -> str:
     )
 
 
-def _reached(rows: list[dict]) -> list[bool]:
+def reached(rows: list[dict]) -> list[bool]:
     """Of every target that these rows can decide, whether it was reached; memory is that of the last run."""
     return [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
-
-
-def _averages(rows: list[dict]) -> dict[str, float]:
-    """Direction -> geometric mean of our ratios over FlashAttention-4 on the shapes whose mean counts."""
-    found = Measured.of(rows)
-    ratios = {way: found.ratios(found.cases(averaged), way).values() for way in DIRECTIONS}
-    return {way: geometric_mean(values) for way, values in ratios.items() if values}
-
-
-def _run_text(rows: list[dict]) -> str:
-    """Date and commit of a run, in words."""
-    row = next(row for row in rows if row.get("timer"))
-    return f"{row['date']} (commit {row['commit']})"
 
 
 def readme_text(rows: list[dict]) -> str:
@@ -347,7 +337,7 @@ def readme_text(rows: list[dict]) -> str:
     found = Measured.of(rows)
     every = found.cases(plain)
     least = {way: found.ratios(every, way) for way in DIRECTIONS}
-    met = _reached(rows)
+    met = reached(rows)
     text = [readme_table(rows), slower(rows)]
     text += [f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."]
     if all(least.values()):
@@ -356,11 +346,7 @@ def readme_text(rows: list[dict]) -> str:
         text += [f"*Least* is over the shapes of a line; over all {count} jagged shapes, those of density 1"]
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
     if earlier := load(EARLIER):
-        before = _reached(earlier)
-        means = ", ".join(f"{way} {mean:.2f}" for way, mean in _averages(earlier).items())
-        text += ["", f"The first run, of {_run_text(earlier)}, reached"]
-        text += [f"{sum(before)} of {len(before)} targets; on the 36 jagged shapes its ratios over FA4 were"]
-        text += [f"{means}. The {derived.spread_text(earlier, rows)}."]
+        text += ["", derived.first_run_text(earlier, rows)]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += ["", "Ratios are times of whole calls in turn, FLOPs those of real lengths. Measured on"]

@@ -1,6 +1,5 @@
 """The tables of notebook 09 as text: jagged and dense shapes beside other kernels, and the extremes."""
 
-import collections
 import math
 import statistics
 import textwrap
@@ -66,23 +65,19 @@ def other_table(rows: list[dict], direction: str, suites=("dense", "packed", "hi
     for case in cases:
         speeds = [_tflops(found, case, direction, name) for name in peers]
         cells = "  ".join(f"{speed:>{size}}" for speed, size in zip(speeds, width))
-        label = results.described(case) + another_run(found, case)
-        lines.append(f"{label:<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
+        lines.append(f"{_marked(found, case):<36} {_tflops(found, case, direction, 'jfa'):>5}  {cells}")
     return "\n".join(lines) + _explained(found, cases) if cases else "no such shape was measured"
 
 
-def another_run(found: Measured, case) -> str:
-    """ "*" for a case that was measured by another commit than most, else ""."""
-    commits = collections.Counter(row.get("commit") for row in found.rows.values())
-    own = {row.get("commit") for key, row in found.rows.items() if key[0] == case}
-    return "" if commits.most_common(1)[0][0] in own else "*"
-
-
 def _explained(found: Measured, cases) -> str:
-    """A line on the mark of `another_run`, "" where no case has it."""
-    marked = {case for case in cases if another_run(found, case)}
-    commits = sorted({row["commit"] for key, row in found.rows.items() if key[0] in marked})
-    return f"\n* of the run of {', '.join(commits)}" if marked else ""
+    """A line on the mark of rows of another run, "" where there is none."""
+    commits = sorted({found.other_run(case) for case in cases} - {""})
+    return f"\n* of the run of {', '.join(commits)}" if commits else ""
+
+
+def _marked(found: Measured, case) -> str:
+    """A case in a few words, with a star if another run measured it than most others."""
+    return results.described(case) + "*" * bool(found.other_run(case))
 
 
 def failures(rows: list[dict]) -> list[str]:
@@ -119,8 +114,7 @@ def gains_text(rows: list[dict], first: str, second: str, direction: str) -> str
         return f"{second} beside {first}, {direction}: {results.NOTHING}"
     mean = geometric_mean([1 + share for share in found.values()]) - 1
     every = Measured.of(rows)
-    names = {case: results.described(case) + another_run(every, case) for case in found}
-    lines = [f"{names[case]:<36} {100 * share:+5.1f} %" for case, share in found.items()]
+    lines = [f"{_marked(every, case):<36} {100 * share:+5.1f} %" for case, share in found.items()]
     lines.append(f"{'geometric mean':<36} {100 * mean:+5.1f} %{_explained(every, found)}")
     return "\n".join([f"speed of {second} over {first}, {direction}, whole calls", *lines])
 
