@@ -119,6 +119,17 @@ def test_a_row_a_measurement_and_a_row_for_what_failed(stage):
     assert schedule["ms_p50"] > 0 and schedule["tflops"] == "" and "in a row" in schedule["note"]
 
 
+def test_alone_each_function_is_timed_by_itself(stage, monkeypatch):
+    groups, timed = [], bench.in_turn
+    monkeypatch.setattr(
+        bench,
+        "in_turn",
+        lambda functions, *a, **k: groups.append(set(functions)) or timed(functions, *a, **k),
+    )
+    rows = stage("--impl", "jfa", "--alone", "--scope", "call", "--suite", "dense")
+    assert [len(group) for group in groups] == [1] * len(rows) and len(rows) == 3 + 1
+
+
 def test_resuming_leaves_out_what_is_there(stage):
     rows = stage("--impl", "jfa", "--suite", "jagged")
     rows = stage("--impl", "jfa", "--suite", "jagged", "dense", "--resume")

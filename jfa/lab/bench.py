@@ -133,7 +133,10 @@ def measure_case(case: Case, impls, options, monitor=None, process=None) -> tupl
         prepared.add_schedule()
     sizes = {"sample_ms": options.sample_ms, "warmup_ms": options.sample_ms, "settle_ms": options.settle_ms}
     sizes["monitor"] = monitor
-    rows = in_turn(prepared.functions, options.rounds, graph, host_clock=device == "cpu", **sizes)
+    groups = [{key: fn} for key, fn in prepared.functions.items()] if options.alone else [prepared.functions]
+    rows = []
+    for functions in groups:
+        rows += in_turn(functions, options.rounds, graph, host_clock=device == "cpu", **sizes)
     where = measure.provenance()
     rows += [{"name": key, "error": reason, **where} for key, reason in prepared.reasons.items()]
     rows = [prepared.row(row) for row in rows]
@@ -223,6 +226,11 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=measure.SETTLE_MS,
         help="untimed calls before each sample: its own clock",
+    )
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="one after the other: each row has the clock and power of its own",
     )
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
