@@ -262,7 +262,7 @@ def _check_backward(q, k, v, kv_offsets, q_offsets, options) -> None:
     scale, left, right, max_kv_len, backend, step, deterministic = options
     if step is None or getattr(_STEPS.get(step), "direction", None) == "forward":
         return
-    if type(q) not in (torch.Tensor, torch.nn.Parameter):  # which is only being traced
+    if type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:  # which is only being traced
         return
     problem = _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len)
     name = backends.select(backend, problem, q.device)
@@ -331,6 +331,10 @@ def _make_differentiable(name: str) -> None:
             with torch._C._AutoDispatchBelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, *rest)
 
+        if any(torch._VF._unpack_dual(x, level=0)[1] is not None for x in (q, k, v)):
+            raise NotImplementedError(
+                "jagged_flash_attention has no forward-mode derivative; use reverse mode"
+            )
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             return _Differentiable.apply(run, q, k, v, *rest)
         return run()

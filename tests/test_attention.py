@@ -485,3 +485,37 @@ def test_what_comes_in_at_a_row_without_keys_counts_for_nothing(packed, backend)
     dirty = clean.masked_fill(unseen[..., None], float("nan"))
     for a, b in zip(*(torch.autograd.grad(out, leaves, dout, retain_graph=True) for dout in (clean, dirty))):
         assert torch.equal(a, b)
+
+
+def test_forward_mode_is_refused_and_not_zero():
+    q, k, v = (torch.randn(rows, 1, 4, dtype=torch.float64) for rows in (2, 5, 5))
+    offsets = torch.tensor([0, 5])
+    for x in range(3):
+        primals = [q, k, v]
+
+        def attend(one, x=x, primals=primals):
+            return jfa.jagged_flash_attention(*primals[:x], one, *primals[x + 1 :], offsets)
+
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch.func.jvp(attend, (primals[x],), (torch.ones_like(primals[x]),))
+        attend(primals[x])
+
+
+def test_meta_tensors_with_gradients_and_a_named_step():
+    q, k, v = (torch.randn(rows, 2, 64, dtype=torch.bfloat16, device="meta") for rows in (4, 9, 9))
+    q.requires_grad_()
+    offsets = torch.tensor([0, 9], device="meta")
+    out = jfa.jagged_flash_attention(q, k, v, offsets, backend="hopper", step="staged")
+    assert out.is_meta and out.shape == (1, 4, 2, 64)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "hopper", "blackwell"])
+def test_nan_in_a_key_reaches_the_gradients_of_its_sequence_alone(backend):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 1, 64, generator=draw).bfloat16() for rows in (4, 5, 5))
+    k[1, 0, 0] = math.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = jfa.jagged_flash_attention(*leaves, torch.tensor([0, 2, 5]), backend=backend)
+    dq, dk, dv = torch.autograd.grad(out.sum(), leaves)
+    assert dq.isnan().all() and dk[:2].isnan().all() and dv[:2].isnan().all()
+    assert not (dk[2:].isnan().any() or dv[2:].isnan().any())

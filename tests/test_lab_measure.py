@@ -107,6 +107,16 @@ def test_rows_survive_a_round_trip_in_stable_columns(tmp_path):
     assert [r["name"] for r in measure.read_rows(path)] == ["a", "b"]
 
 
+def test_a_cut_file_is_named(tmp_path):
+    path = tmp_path / "cut.csv"
+    path.write_text("name,ms_p50,commit\na,1.5,abc\nb,2")
+    with pytest.raises(ValueError, match="cut.csv: line 3 has other cells than the header"):
+        measure.read_rows(path)
+    assert "line 3" in measure.unreadable(path, "ms_p50")
+    path.write_text("name,ms_p50,commit\na,1.5,abc\n")
+    assert measure.unreadable(path, "ms_p50") is None and "column power" in measure.unreadable(path, "power")
+
+
 def test_predictions_and_measurements_never_share_a_column(tmp_path):
     row = measure.predicted_row("two_cta", 1.5, "jfa.timing", M=128)
     work = flops.roofline([1024], 128, 4, 128, machine="B200")

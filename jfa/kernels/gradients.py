@@ -149,7 +149,7 @@ def prepare_kernel(
     if HAS_DLSE:
         row_delta -= tl.load(dlse + lse_row + row, mask=real, other=0.0)
     row_lse = tl.load(lse + lse_row + row, mask=real, other=-float("inf"))
-    seen = row_lse > -float("inf")
+    seen = row_lse != -float("inf")  # NaN is seen: it must reach the gradients
     stat = head.to(tl.int64) * count + tile.to(tl.int64) * BLOCK + row
     tl.store(log2_lse + stat, tl.where(seen, row_lse * LOG2_E, float("inf")))
     tl.store(delta + stat, tl.where(seen, row_delta, 0.0))

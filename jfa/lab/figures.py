@@ -167,7 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.readme:
         from jfa.lab import recorded as recordings
 
-        print(recordings.rewrite())
+        try:
+            print(recordings.rewrite())
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         return 0
     import matplotlib
 
@@ -177,7 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
             if REGISTRY[name].data is not None:
                 write(name, REGISTRY[name].compute())
     for name in options.names or with_data():
-        print(save(name).relative_to(ROOT), flush=True)
+        try:
+            print(save(name).relative_to(ROOT), flush=True)
+        except (OSError, ValueError) as error:
+            parser.error(f"{name}: {error}")
     if missing := [name for name in REGISTRY if not path_of(name).exists()]:
         print(f"no data yet for {', '.join(missing)}")
     return 0

@@ -331,17 +331,29 @@ TEXT_COLUMNS = frozenset({*VERSIONS, "window", "step", "name", "error", "note"})
 
 
 def read_rows(path) -> list[dict]:
-    """The rows of a CSV as dicts, numbers as int or float, empty cells as ""; versions stay text."""
+    """The rows of a CSV as dicts, numbers as int or float, empty cells as ""; versions stay text.
+
+    Raises ValueError for a row with more or fewer cells than the header.
+    """
     with open(path, newline="", encoding="utf-8") as handle:
-        rows = csv.DictReader(handle)
-        return [{name: x if name in TEXT_COLUMNS else _value(x) for name, x in row.items()} for row in rows]
+        rows = list(csv.DictReader(handle))
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: line {number} has other cells than the header; is the file cut?")
+    return [{name: x if name in TEXT_COLUMNS else _value(x) for name, x in row.items()} for row in rows]
 
 
 def unreadable(path: Path, column: str) -> str | None:
-    """None if a file is a CSV with that column, else a sentence that says what is wrong with it."""
+    """None if a file is a whole CSV with that column, else a sentence that says what is wrong with it."""
     try:
         with path.open(newline="") as file:
             header = next(csv.reader(file), [])
     except (OSError, UnicodeDecodeError) as error:
         return f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}"
-    return None if column in header else f"{path}: expected a CSV with a column {column}"
+    if column not in header:
+        return f"{path}: expected a CSV with a column {column}"
+    try:
+        read_rows(path)
+    except ValueError as error:
+        return str(error)
+    return None

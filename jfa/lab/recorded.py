@@ -122,9 +122,15 @@ def block(text: str) -> str:
 
 
 def rewrite(path: Path = README, rows=None) -> str:
-    """Write the table into the README between its marks; return what changed, in a few words."""
+    """Write the table into the README between its marks; return what changed, in a few words.
+
+    Raises ValueError where nothing is recorded: a table that is there is not replaced by none.
+    """
     text = path.read_text()
-    new = text.replace(BEGIN + block(text), BEGIN + (readme_text() if rows is None else table(rows)))
+    table_text = readme_text() if rows is None else table(rows)
+    if rows is None and table_text == NOTHING:
+        raise ValueError(f"{path.name}: left as it is, because figures/ has no recordings")
+    new = text.replace(BEGIN + block(text), BEGIN + table_text)
     path.write_text(new)
     return f"{path.name}: {'nothing to change' if new == text else 'the measured table was rewritten'}"
 

@@ -367,7 +367,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.derive:
         from jfa.lab import derived
 
-        print("\n".join(derived.write_all()))
+        try:
+            print("\n".join(derived.write_all()))
+        except ValueError as error:
+            parser.error(str(error))
         return 0
     rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
     print(targets_text(rows, memory))
@@ -375,7 +378,7 @@ def main(arguments: list[str] | None = None) -> int:
     if earlier := load(EARLIER):
         from jfa.lab import derived
 
-        print(derived.spread_text(earlier, load(RESULTS)))
+        print(derived.spread_text(earlier, rows))
     return 0
 
 
