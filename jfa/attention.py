@@ -36,7 +36,8 @@ def jagged_flash_attention(
     multiple of Hkv. bfloat16 and float16 on every backend, float32 (IEEE, no TF32) on reference and
     triton, float64 on reference; under autocast q, k and v are cast as in
     ``scaled_dot_product_attention``. out has the dtype of q; lse is the natural logarithm, float32
-    (float64 for float64), and differentiable. Gradients are first-order only.
+    (float64 for float64), and differentiable. Gradients are first-order and reverse-mode only; the kernels
+    make them from a float32 lse, so logits beyond 1e5 cost them a percent and more.
 
     ``scale``: default D ** -0.5. ``window``: (left, right) keys around the aligned one, both included,
     None (or -1) unbounded; the last query row is aligned with the last key. ``causal`` is right = 0. A
@@ -55,7 +56,8 @@ def jagged_flash_attention(
     does so on a CPU only, as a GPU must be waited for. Meta tensors give meta tensors, by shapes alone.
 
     Raises TypeError and ValueError that name the argument, what was expected and what came, and RuntimeError
-    when the backend cannot run on this machine or a second derivative is asked for. Defined by
+    when the backend cannot run on this machine or a second derivative is asked for (NotImplementedError for
+    a forward-mode one). Defined by
     ``jfa.reference.attention``; notebook 01_jagged_batches explains it.
     """
     q, k, v, kv_offsets, q_offsets = validation.unpack(q, k, v, kv_offsets, q_offsets, check)

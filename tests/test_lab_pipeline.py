@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jfa import steps
-from jfa.kernels.hopper import forward
+from jfa import emulator, steps
+from jfa.kernels.hopper import backward_compute, forward
 from jfa.lab import course, faults, figures, ladder, memory, pipeline
 
 HOPPER = steps.FORWARD["hopper"][0]
@@ -125,6 +125,24 @@ def test_a_removed_edge_shows_and_leaves_no_trace():
     assert str(faults.verdict(HOPPER, **small)) == "ok"
     with pytest.raises(ValueError, match="found 0"), faults.without(forward.advance, "no such line"):
         pass
+
+
+def test_a_fence_behind_the_word_that_hands_over_is_warned_of():
+    """The writer warp's add may begin with the arrive, so a fence after it comes too late."""
+    step = steps.find("hopper", "backward", "ds_buffered")
+    small = {"lengths": (300,), "heads": 1, "policies": ("eager",)}
+    fence, word = 'tlx.fence("async_shared")', "tlx.barrier_arrive(buffers.dq.fulls[slot])"
+
+    def swapped(source):
+        assert source.count(fence) == source.count(word) == 1
+        return source.replace(fence, "FENCE").replace(word, fence).replace("FENCE", word)
+
+    for patch in (swapped, lambda source: source.replace(fence, "pass")):
+        with emulator.mutated(backward_compute.put, patch):
+            found = faults.verdict(step, **small)
+        assert found.kind == "ok" and 'no fence("async_shared") between' in found.message
+        assert "warning" in str(found)
+    assert str(faults.verdict(step, **small)) == "ok"
 
 
 def test_what_roles_gain_over_the_baseline_is_measured_shape_by_shape():

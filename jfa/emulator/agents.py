@@ -164,7 +164,7 @@ class Task:
         self.hidden = []  # sites of those that were: complete, but no fence has shown them to other CTAs
         self.copies = []  # cp.async operations, committed groups as lists
         self.dots = []  # wgmma not waited for
-        self.fence_epoch = 0  # epoch of the last fence to the async proxy
+        self.fences = []  # epochs that fences to the async proxy began
         self.sub_slots = None  # one slot a warp group of a task of eight or more warps
         self.released = None  # clock at the last gpu-scope fence (fence-release pattern)
         self.observed = None  # what relaxed atomics have read (acquired by the next fence)

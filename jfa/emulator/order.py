@@ -7,6 +7,8 @@ operations, the in-order queues of tcgen05 and wgmma. The unit is the task (for 
 groups), not the thread.
 """
 
+import bisect
+
 FENCED = {"mma", "wgmma", "mma_scaled", "tmem_copy", "dsmem_copy"}
 FENCED_ACROSS = {"tma_store", "tma_reduce"}  # the compiler fences what the storing task itself has written
 
@@ -34,7 +36,7 @@ class Site:
 class Record:
     """One access to a storage that a later access may conflict with."""
 
-    __slots__ = ("write", "slot", "epoch", "mask", "site", "buffer", "generic", "fence_epoch")
+    __slots__ = ("write", "slot", "epoch", "mask", "site", "buffer", "generic")
 
     def __init__(self, write, slot, epoch, mask, site, buffer, generic):
         self.write = write
@@ -44,6 +46,12 @@ class Record:
         self.site = site
         self.buffer = buffer
         self.generic = generic  # the task when written with ordinary stores, else None
+
+
+def fenced(writer, record, seen) -> bool:
+    """Whether the writer's first fence after a record is among what a reader has seen of the writer."""
+    later = bisect.bisect_right(writer.fences, record.epoch)
+    return later < len(writer.fences) and writer.fences[later] <= seen.item(record.slot)
 
 
 class OnChipOrder:
@@ -68,7 +76,7 @@ class OnChipOrder:
             if (write or r.write) and r.slot != slot and r.epoch > seen.item(r.slot):
                 self.race(buffer, write, site, r)
             elif not write and r.write:
-                self.check_read(buffer, site, r, storage)
+                self.check_read(buffer, site, r, storage, seen)
             if write or (not r.write and r.slot == slot):
                 r.mask &= ~mask
                 if r.mask:
@@ -106,20 +114,23 @@ class OnChipOrder:
             ),
         )
 
-    def check_read(self, buffer, site, record, storage):
-        """A properly ordered read after a write: is it the right data, and visible to the async proxy?"""
+    def check_read(self, buffer, site, record, storage, seen):
+        """A properly ordered read after a write: is it the right data, and visible to the async proxy?
+
+        Visible is what the writer fenced before the release that the reader (who has ``seen`` it) waited for.
+        """
         writer = record.generic
         if (
             writer is not None
             and storage.kind == "smem"
             and (site.op in FENCED or (site.op in FENCED_ACROSS and writer is not site.task))
-            and writer.fence_epoch < record.epoch
+            and not fenced(writer, record, seen)
         ):
             self.findings.add(
                 "proxy fence",
                 f"{site} reads {buffer.label} through the async proxy; {record.site} wrote it with "
                 f"ordinary stores and "
-                f'no fence("async_shared") since (the compiler may add one)',
+                f'no fence("async_shared") between (the compiler may add one)',
                 "warning",
                 task=site.task,
                 line=site.line,

@@ -33,7 +33,7 @@ def order_by_ptx(machine, op, *args):
         fence(task, *args)
     elif op == "proxy_fence":
         task.tick()
-        task.fence_epoch = task.epoch
+        task.fences.append(task.epoch)
         if args[0] == "all":
             task.show_stores()
     elif op == "cp_async_commit":

@@ -21,7 +21,9 @@ class Verdict:
     policy: str = ""
 
     def __str__(self):
-        return f"{self.kind}, {self.policy} policy: {self.message}" if self.policy else self.kind
+        if self.policy:
+            return f"{self.kind}, {self.policy} policy: {self.message}"
+        return f"{self.kind}, but with a warning: {self.message}" if self.message else self.kind
 
 
 @contextlib.contextmanager
@@ -50,7 +52,7 @@ def verdict(
     head_dim: int = 64,
     queries: int = 128,
 ) -> Verdict:
-    """Run a step in the emulator under each policy until something is wrong."""
+    """Run a step in the emulator under each policy until something is wrong; "ok" may carry a warning."""
     from jfa import emulator
     from jfa.lab import check, ladder
 
@@ -59,6 +61,7 @@ def verdict(
     problem = ladder.problem_of(lengths, queries, heads, head_dim)
     tensors = ladder.tensors_of(problem, lengths)
     wanted = check.expected(*tensors, gradients=backward, through_lse=False)
+    warned = ""
     for policy in policies:
         with emulator.emulate(policy=policy) as machine:
             try:
@@ -69,4 +72,6 @@ def verdict(
             return Verdict(errors[0].kind, errors[0].message, policy)
         if not wanted.check(dict(zip(names, results, strict=True))).passed:
             return Verdict("wrong numbers", f"{', '.join(names)}: outside the error budget", policy)
-    return Verdict("ok")
+        warnings = [warning for report in machine.reports for warning in report.warnings()]
+        warned = warned or (warnings[0].message if warnings else "")
+    return Verdict("ok", warned)

@@ -20,12 +20,12 @@ for name in pair.PRODUCTS:
     print(f"1. {name}: {before / 1024:.0f} KiB alone, {after / 1024:.0f} in a pair")
 assert kept["dV"] == kept["dK"] == 0.5 < kept["S"] == kept["dP"] < kept["dQ"] == 1
 
-# 2. Nothing: the compiler puts a fence before what reads shared memory by the asynchronous proxy, and the
-# emulator knows that. It does not know whether the next version of the compiler will.
+# 2. Results are right, with a warning: no fence lies between. The compiler puts one before what reads shared
+# memory by the asynchronous proxy; the emulator does not know whether it still will in its next version.
 with faults.without(two.share, 'tlx.fence("async_shared")  # the copy reads it'):
     found = faults.verdict(two, lengths=(300,), heads=1, policies=("eager",))
 print(f"2. without the fence before the copy: {found}")
-assert found.kind == "ok"
+assert found.kind == "ok" and "no fence" in found.message
 
 
 # 3. Both waits come before the same product, so their order is free; only leaving one out is a race.
