@@ -7,7 +7,6 @@ some 30 ms after any other one; busy neighbours agreed after 50 ms, idle ones af
 times part again; why is not known. A benchmark has to let such a time pass before it may believe a sample.
 """
 
-import argparse
 import random
 import sys
 import time
@@ -16,7 +15,7 @@ import torch
 
 from jfa.lab import measure
 from jfa.lab.measure import SETTLE_MS as SETTLE_MS
-from jfa.lab.rounds import SHAPE, graph_of
+from jfa.lab.rounds import SHAPE, graph_of, milliseconds, record
 from jfa.lab.targets import BASELINE, Target, prepare
 
 SUBJECT = Target("forward", "staged", **SHAPE)
@@ -38,18 +37,6 @@ def _neighbours() -> dict:
     return found | {COPY: graph_of(lambda: copied.copy_(source))}
 
 
-def _length_ms(graph) -> float:
-    """Milliseconds of a replay, roughly."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    start.record()
-    for _ in range(5):
-        graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / 5
-
-
 def recorded(repeats: int = 9, before_ms: float = 150.0, span_ms: float = 300.0, sample_ms: float = 5.0):
     """Yield a row a sample: ``before``, ``repeat``, ``at_ms`` (its middle, from the neighbour's end), time.
 
@@ -58,8 +45,8 @@ def recorded(repeats: int = 9, before_ms: float = 150.0, span_ms: float = 300.0,
     """
     work = SUBJECT.case.work("forward")
     subject, graphs = graph_of(prepare(SUBJECT)), _neighbours()
-    calls = max(1, round(sample_ms / _length_ms(subject)))
-    lengths = {name: graph and _length_ms(graph) for name, graph in graphs.items()}
+    calls = max(1, round(sample_ms / milliseconds(subject, 5)))
+    lengths = {name: graph and milliseconds(graph, 5) for name, graph in graphs.items()}
     samples, found = max(2, round(span_ms / sample_ms)), []
     with measure.Monitor() as monitor:
         monitor.wait()
@@ -102,18 +89,7 @@ def spread(table):
 
 def main(arguments: list[str] | None = None) -> int:
     """Record all neighbours and print the medians."""
-    import pandas
-
-    parser = argparse.ArgumentParser(prog="python -m jfa.lab.neighbours", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", help="CSV to write")
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device: there is nothing to measure here")
-    rows = list(recorded(options.repeats))
-    if options.output:
-        measure.write_rows(options.output, rows)
-    table = curves(pandas.DataFrame(rows), 20.0)
+    table = curves(record(arguments, "neighbours", __doc__, "repeats", 9, recorded), 20.0)
     print(table.assign(spread=spread(table)).round(4).to_string(), flush=True)
     return 0
 

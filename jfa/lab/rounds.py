@@ -48,7 +48,7 @@ def graph_of(function):
     return graph
 
 
-def _milliseconds(graph, calls: int) -> float:
+def milliseconds(graph, calls: int) -> float:
     """Mean time of a replay over ``calls`` in a row."""
     import torch
 
@@ -67,14 +67,14 @@ def recorded(samples: int = 60, sample_ms: float = 10.0, rest_s: float = 3.0):
     case = targets["staged"].case
     work = case.work("forward")
     graphs = {name: graph_of(prepare(target)) for name, target in targets.items()}
-    calls = {name: max(1, round(sample_ms / _milliseconds(graph, 3))) for name, graph in graphs.items()}
+    calls = {name: max(1, round(sample_ms / milliseconds(graph, 3))) for name, graph in graphs.items()}
     for order, arrange in ORDERS.items():
         time.sleep(rest_s)  # every order begins on a rested GPU
         found = []
         with measure.Monitor() as monitor:
             began = time.perf_counter()
             for name in arrange(graphs, samples):
-                took = _milliseconds(graphs[name], calls[name])
+                took = milliseconds(graphs[name], calls[name])
                 found.append((name, time.perf_counter() - began, took))
         where = measure.provenance(monitor)
         for place, (name, seconds, took) in enumerate(found):
@@ -88,21 +88,27 @@ def middles(rows, middle: str = "median") -> dict[tuple[str, str], float]:
     return rows.groupby(["order", "name"], sort=False)["ms_p50"].agg(middle).to_dict()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Record both orders."""
+def record(arguments, name: str, about: str, count: str, default: int, rows_of):
+    """The command line of a recording: --output, and --COUNT for ``rows_of``. Its rows as a DataFrame."""
     import pandas
     import torch
 
-    parser = argparse.ArgumentParser(prog="python -m jfa.lab.rounds", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m jfa.lab.{name}", description=about.splitlines()[0])
     parser.add_argument("--output", help="CSV to write")
-    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument(f"--{count}", type=int, default=default)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA device: there is nothing to measure here")
-    rows = list(recorded(options.samples))
+    rows = list(rows_of(getattr(options, count)))
     if options.output:
         measure.write_rows(options.output, rows)
-    for (order, name), took in middles(pandas.DataFrame(rows)).items():
+    return pandas.DataFrame(rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record both orders."""
+    rows = record(arguments, "rounds", __doc__, "samples", 60, recorded)
+    for (order, name), took in middles(rows).items():
         print(f"{order:<18} {name:<15} {took:.4f} ms", flush=True)
     return 0
 
