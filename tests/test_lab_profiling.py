@@ -311,7 +311,7 @@ def test_curves_of_neighbours_are_medians_by_stretch():
     import pandas
     from matplotlib import pyplot
 
-    from jfa.lab import drawings_profile
+    from jfa.lab import drawings_clocks
 
     samples = [("itself", (1.4, 1.4)), (neighbours.IDLE, (1.0, 1.4))]
     where = {"gpu": "H200", "commit": "abc", "date": "2026-12-01"}
@@ -324,7 +324,37 @@ def test_curves_of_neighbours_are_medians_by_stretch():
     table = neighbours.curves(rows)
     assert list(table.index) == [5, 105] and list(table) == [neighbours.IDLE, "itself"]
     assert neighbours.spread(table).tolist() == pytest.approx([0.4, 0])
-    figure = drawings_profile.neighbour_curves(rows)
+    figure = drawings_clocks.neighbour_curves(rows)
     assert any("by 40 %, 50 ms later by 0 %" in text.get_text() for text in figure.texts)
     pyplot.close(figure)
-    assert set(drawings_profile.BEFORE) == set(neighbours.BEFORE)
+    assert set(drawings_clocks.BEFORE) == set(neighbours.BEFORE)
+
+
+def test_clocks_of_kernels_alone_stand_side_by_side():
+    import pandas
+    from matplotlib import pyplot
+
+    from jfa.lab import drawings_clocks
+
+    where = {"suite": "jagged", "M": 128, "density": 0.5, "gpu": "H200", "ms_p50": 1.0, "power_limit_w": 700}
+    found = [
+        ("jfa", 1024, 1400, 690),
+        ("fa4", 1024, 1900, 500),
+        ("jfa", 512, 1800, 690),
+        ("fa4", 512, 1700, 690),
+    ]
+    rows = [
+        where | {"direction": direction, "impl": impl, "N": n, "sm_clock_mhz": clock, "power_w": power}
+        for direction in ("forward", "backward")
+        for impl, n, clock, power in found
+    ]
+    schedule = where | {"direction": "", "impl": "jfa", "N": 512, "sm_clock_mhz": 1980, "power_w": 300}
+    rows = pandas.DataFrame([*rows, schedule, rows[0] | {"N": 4096, "ms_p50": None}])
+    table = drawings_clocks.side_by_side(rows, "sm_clock_mhz")
+    shapes = ["M=128 N=512 density 0.5", "M=128 N=1024 density 0.5"]
+    assert list(table.loc["forward"].index) == shapes and len(table) == 4
+    assert table.loc["backward", "jfa"].tolist() == [1800, 1400]
+    figure = drawings_clocks.clocks(rows)
+    assert any("at 2 of 4 shapes and passes" in text.get_text() for text in figure.texts)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["500 W"]
+    pyplot.close(figure)

@@ -37,6 +37,8 @@ def test_it_prints_its_commands(tmp_path, capsys):
         "jfa.lab.ablation",
         "jfa.lab.rounds",
         "jfa.lab.neighbours",
+        "jfa.lab.bench",
+        "jfa.lab.bench",
     ]
     assert not (tmp_path / "new").exists()
     if not torch.cuda.is_available():

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from jfa.lab import measure
@@ -111,6 +112,12 @@ def command(metrics, report: str, arguments=()) -> list[str]:
         *("--force-overwrite", "--export", report),
         *("python", "-m", "jfa.lab.counters", "run", *arguments),
     ]
+
+
+def command_text(metrics, report: str) -> str:
+    """The words of `command` in lines of at most 100 characters."""
+    words = " ".join(command(metrics, report))
+    return textwrap.fill(words, 100, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def rows_of(text: str) -> list[dict]:

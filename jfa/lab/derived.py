@@ -155,11 +155,8 @@ def changes(rows: list[dict], column: str) -> tuple[float, float]:
     return statistics.median(shares), max(shares, key=abs)
 
 
-def spread_text(first: list[dict], second: list[dict]) -> str:
-    """How far two runs differ, in a sentence."""
-    rows = spread_rows(first, second)
-    if not rows:
-        return f"{results.NOTHING}: there is no second run to compare with"
+def changes_text(rows: list[dict]) -> str:
+    """From the first of two runs to the second, by `spread_rows`: every median change, and the largest."""
     told = []
     for column, name in (
         ("ms", "our times changed"),
@@ -168,23 +165,40 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
     ):
         median, most = changes(rows, column)
         told.append(f"{name} by {100 * median:+.1f} % (at most {100 * most:+.1f} %)")
+    return ", ".join(told)
+
+
+def spread_text(first: list[dict], second: list[dict]) -> str:
+    """How far two runs differ, in a sentence."""
+    rows = spread_rows(first, second)
+    if not rows:
+        return f"{results.NOTHING}: there is no second run to compare with"
     return (
         f"two runs have {len(rows)} measurements of the same step: from the first to the second, "
-        f"in the median, {', '.join(told)}"
+        f"in the median, {changes_text(rows)}"
     )
 
 
-def first_run_text(first: list[dict], second: list[dict]) -> str:
-    """What the first of two runs reached, and how far both differ, in sentences."""
-    met, found = results.reached(first), results.Measured.of(first)
-    row = next(row for row in first if row.get("timer"))
-    text = (
-        f"The first run, of {row['date']} (commit {row['commit']}), reached {sum(met)} of {len(met)} targets"
-    )
+def run_text(rows: list[dict], name: str) -> str:
+    """What a run reached, in a sentence that begins with its name."""
+    met, found = results.reached(rows), results.Measured.of(rows)
+    row = next(row for row in rows if row.get("timer"))
+    text = f"{name}, of {row['date']} (commit {row['commit']}), reached {sum(met)} of {len(met)} targets"
     for direction in DIRECTIONS:
         if ratios := found.ratios(found.cases(results.averaged), direction).values():
             text += f", {direction} {geometric_mean(ratios):.2f} times FA4 on {len(ratios)} jagged shapes"
-    return f"{text}.\nThe {spread_text(first, second)}."
+    return f"{text}."
+
+
+def runs_text(short: list[dict], first: list[dict], second: list[dict]) -> str:
+    """The runs before the last one, and how far it differs from each, in sentences; "" if there is none."""
+    text = []
+    if first:
+        text += [run_text(first, "The first run"), f"The {spread_text(first, second)}."]
+    if short:
+        told = changes_text(spread_rows(short, second))
+        text += [run_text(short, "The run in short samples"), f"From it to the last, in the median, {told}."]
+    return "\n".join(text)
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:

@@ -5,7 +5,7 @@ import pandas
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import ablation, neighbours, style, targets
+from jfa.lab import ablation, style, targets
 from jfa.lab import rounds as orders
 
 UNITS = {
@@ -333,38 +333,3 @@ def rounds_finding(rows) -> str:
     gap = apart(rows)
     text = ", ".join(f"{100 * abs(share):.1f} % {order}" for order, share in gap.items())
     return f"One kernel timed twice differs from itself by {text}"
-
-
-BEFORE = {
-    neighbours.IDLE: "softmax",
-    neighbours.COPY: "load",
-    "the baseline": "mma",
-    "itself": "staged",
-    "a backward pass": "ink",
-}
-
-
-def neighbour_curves(rows):
-    """Lines: time of one kernel after different neighbours, from their end on (10_neighbours)."""
-    table = neighbours.curves(rows)
-    figure, axes = plt.subplots(figsize=(7.2, 3.9))
-    for name in table:
-        axes.plot(table.index, table[name], color=style.color_of(BEFORE[name]), label=f"after {name}")
-    axes.axvspan(0, neighbours.SETTLE_MS, color=style.FAINT, alpha=0.15, linewidth=0)
-    top = table.max().max() + 0.25 * (table.max().max() - table.min().min())
-    said = "grey: untimed in notebook 09's benchmark"
-    axes.text(neighbours.SETTLE_MS + 4, top, said, va="top", fontsize=8.5, color=style.INK)
-    low = 0.96 * table.min().min()
-    axes.set(xlim=(0, table.index.max()), ylim=(low, top * 1.005))
-    axes.set(xlabel="time since the neighbour ended, ms", ylabel="ms a call")
-    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
-    caption = style.caption(rows) + " · medians · the y axis does not begin at 0"
-    return style.finish(figure, neighbours_finding(table), caption)
-
-
-def neighbours_finding(table) -> str:
-    """How far apart the neighbours' curves are at first, and at the end of the untimed calls."""
-    gap = neighbours.spread(table)
-    first, then = gap.iloc[0], gap[gap.index > neighbours.SETTLE_MS].iloc[0]
-    later = f"{neighbours.SETTLE_MS:.0f} ms later by {100 * then:.0f} %"
-    return f"What ran before changes a kernel's time by {100 * first:.0f} %, {later}"

@@ -23,7 +23,8 @@ NAMED = (
     *("backward:peeled", "backward:ds_buffered", "backward:stationary"),
 )
 OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation")
-OUTPUTS += ("10_rounds", "10_neighbours")
+OUTPUTS += ("10_rounds", "10_neighbours", "10_clocks")
+ALONE = ("--alone", "--rounds", "2", "--settle-ms", "800", "--sample-ms", "100", "--scope", "call")
 
 
 def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]:
@@ -31,6 +32,8 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
     bench = ["jfa.lab.bench", "--suite", *SUITES, "--impl", "jfa", "fa4", "--more", *MORE]
     bench += ["--steps", *NAMED, "--rounds", "4", "--sample-ms", "8"]
     steps = ["jfa.lab.bench", "--suite", "jagged", "--few", "--impl", "jfa", "jfa_baseline", "--steps", "all"]
+    alone = ["jfa.lab.bench", *ALONE, "--direction", "forward", "backward", "--impl", "jfa", "fa4"]
+    jagged = ["--suite", "jagged", "--M", "128", "512", "--N", "512", "4096", "--density", "0.1", "0.9"]
     output = {name: ["--output", str(folder / f"{name}.csv")] for name in OUTPUTS}
     memory = ["--memory", str(folder / "09_memory.csv")]
     compiled = ["--compile", str(workers)]
@@ -50,6 +53,8 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
             (["jfa.lab.ablation", "--workers", str(workers), *output["10_ablation"]], 180),
             (["jfa.lab.rounds", *output["10_rounds"]], 60),
             (["jfa.lab.neighbours", *output["10_neighbours"]], 60),
+            ([*alone, *jagged, *output["10_clocks"]], 180),
+            ([*alone, "cudnn", "--suite", "dense", *output["10_clocks"]], 120),
         ],
     }
 

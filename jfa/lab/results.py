@@ -17,7 +17,8 @@ from jfa.lab.cases import Case
 from jfa.lab.figures import FOLDER
 from jfa.lab.recorded import geometric_mean
 
-RESULTS, EARLIER, MEMORY, TUNING = "09_results", "09_results_earlier", "09_memory", "09_tuning"
+RESULTS, EARLIER, SHORT = "09_results", "09_results_earlier", "09_results_short"  # the last run first
+MEMORY, TUNING = "09_memory", "09_tuning"
 MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
 DIRECTIONS = ("forward", "backward")
 NOTHING = "not measured yet"
@@ -341,8 +342,8 @@ def readme_text(rows: list[dict]) -> str:
         count = min(map(len, least.values()))
         text += [f"*Least* is over the shapes of a line; over all {count} jagged shapes, those of density 1"]
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
-    if earlier := load(EARLIER):
-        text += ["", derived.first_run_text(earlier, rows)]
+    if runs := derived.runs_text(load(SHORT), load(EARLIER), rows):
+        text += ["", runs]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += ["", "Ratios are times of whole calls in turn, FLOPs those of real lengths. Measured on"]

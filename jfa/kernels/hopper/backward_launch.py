@@ -20,8 +20,8 @@ def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
     Over `peeled`, whole calls: multicast of Q and dO (two_cta) gained 1 % at most and lost 12 % on average of
-    eight jagged shapes; `ds_buffered` gained 3 % on average of eight dense and packed shapes (it lost 1 % at
-    one), and 1 % on others (6 % in an earlier run). More than 512 rows: not timed.
+    eight jagged shapes; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 1 % at
+    one; 3 % in an earlier run), and 1 % on others. More than 512 rows: not timed.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
