@@ -116,6 +116,15 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path, capsys):
         assert f"{bad[-1]}: " in capsys.readouterr().err
 
 
+def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):
+    rows = [one | {"ms_p50": "fast"} if one["impl"] == "jfa" else one for one in full()]
+    path = measure.write_rows(tmp_path / "09_results.csv", rows)
+    with pytest.raises(SystemExit):
+        results.main([str(path)])
+    said = capsys.readouterr().err
+    assert str(path) in said and "'fast'" in said
+
+
 def test_a_step_measured_by_name_stands_for_the_call_that_takes_it():
     case = cases.Case("jagged", 128, 1024, 0.5, 768)
     rows = [row(case, "forward", "jfa", 2.2) | {"step": "peeled"}, row(case, "forward", "jfa:peeled", 2.0)]

@@ -1,9 +1,12 @@
 """The ladders: complete, in order, one idea a step, and roles that can be replaced."""
 
+import copy
 import dataclasses
+import pickle
 import re
 
 import pytest
+import torch
 import triton
 
 from jfa import steps
@@ -111,3 +114,13 @@ def test_roles_that_a_kernel_can_do_without():
     base = Step("mine", "", "", "hopper", "forward", "", tiling=dict)
     with pytest.raises(TypeError, match="step: expected a HopperForward for hopper forward, got Step"):
         steps.find("hopper", "forward", base)
+
+
+def test_a_step_is_copied_and_pickled_as_what_it_is():
+    step = steps.find("hopper", "backward", "peeled")
+    module = torch.nn.Linear(1, 1)
+    module.step = step
+    assert copy.copy(step) is step and copy.deepcopy(module).step is step
+    assert pickle.loads(pickle.dumps(step)) is step
+    with pytest.raises(pickle.PicklingError, match="'mine'"):
+        pickle.dumps(dataclasses.replace(step, name="mine"))

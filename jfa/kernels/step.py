@@ -5,6 +5,7 @@ An optimization is ``dataclasses.replace(step, role=another_role)``; so is an ex
 
 import dataclasses
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -48,6 +49,22 @@ class Step:
             )
         if self.order not in ("natural", "sorted"):
             raise ValueError(f"step {self.name!r}: expected order natural or sorted, got {self.order!r}")
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self  # frozen, and so are the functions in it: a copied module has the same step
+
+    def __reduce__(self):
+        """A step of a ladder travels by its name; one of your own has functions that cannot travel."""
+        from jfa import steps
+
+        if self not in steps.ladder(self.arch, self.direction):
+            raise pickle.PicklingError(
+                f"step {self.name!r}: expected one of jfa.steps, only those can be pickled"
+            )
+        return steps.find, (self.arch, self.direction, self.name)
 
     def roles(self) -> dict[str, Any]:
         """The jit functions of this step by field name, in the order of the fields."""

@@ -361,21 +361,21 @@ def main(arguments: list[str] | None = None) -> int:
     for path, column in ((options.rows, "ms_p50"), (options.memory, "share_of_kv")):
         if not options.derive and (problem := measure.unreadable(path, column)):
             parser.error(problem)
-    if options.derive:
-        from jfa.lab import derived
+    from jfa.lab import derived
 
+    if options.derive:
         try:
             print("\n".join(derived.write_all()))
         except ValueError as error:
             parser.error(str(error))
         return 0
     rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
-    print(targets_text(rows, memory))
-    print(readme_table(rows))
-    if earlier := load(EARLIER):
-        from jfa.lab import derived
-
-        print(derived.spread_text(earlier, rows))
+    try:
+        text = [targets_text(rows, memory), readme_table(rows)]
+        text += [derived.spread_text(earlier, rows)] if (earlier := load(EARLIER)) else []
+    except (TypeError, ValueError) as error:  # a word where a number belongs
+        parser.error(f"{options.rows} or {options.memory}: {error}")
+    print("\n".join(text))
     return 0
 
 
