@@ -6,6 +6,9 @@
 ``jfa.jagged_flash_attention(..., backend="hopper", step=mine)``.
 """
 
+import copyreg
+import pickle
+
 from jfa.kernels.blackwell import ladder as blackwell
 from jfa.kernels.hopper import ladder as hopper
 from jfa.kernels.step import Step
@@ -45,3 +48,16 @@ def find(arch: str, direction: str, step: Step | str | None = None) -> Step:
             return known
     names = ", ".join(known.name for known in steps)
     raise ValueError(f"step: expected one of {names} for {arch} {direction}, got {step!r}")
+
+
+def _reduce(step: Step):
+    """A step of a ladder travels by its name; one of your own has functions that cannot travel."""
+    if step not in ladder(step.arch, step.direction):
+        raise pickle.PicklingError(
+            f"step {step.name!r}: expected one of jfa.steps, only those can be pickled"
+        )
+    return find, (step.arch, step.direction, step.name)
+
+
+for _kind in {type(step) for way in (FORWARD, BACKWARD) for steps in way.values() for step in steps}:
+    copyreg.pickle(_kind, _reduce)

@@ -116,6 +116,13 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path, capsys):
         assert f"{bad[-1]}: " in capsys.readouterr().err
 
 
+def test_the_ratio_alone_stands_beside_both_ways_in_turn():
+    said = derived.alone_text(full(1.25)[:8], full(), full(1 / 1.25))
+    assert "at 2 shapes and passes, ours are 2.00 times" in said
+    assert "run 2.50, in short samples 3.12 times" in said
+    assert derived.alone_text([], full(), full()) == derived.alone_text(full(), full(), []) == ""
+
+
 def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):
     rows = [one | {"ms_p50": "fast"} if one["impl"] == "jfa" else one for one in full()]
     path = measure.write_rows(tmp_path / "09_results.csv", rows)

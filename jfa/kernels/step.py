@@ -5,7 +5,6 @@ An optimization is ``dataclasses.replace(step, role=another_role)``; so is an ex
 
 import dataclasses
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -55,16 +54,6 @@ class Step:
 
     def __deepcopy__(self, memo):
         return self  # frozen, and so are the functions in it: a copied module has the same step
-
-    def __reduce__(self):
-        """A step of a ladder travels by its name; one of your own has functions that cannot travel."""
-        from jfa import steps
-
-        if self not in steps.ladder(self.arch, self.direction):
-            raise pickle.PicklingError(
-                f"step {self.name!r}: expected one of jfa.steps, only those can be pickled"
-            )
-        return steps.find, (self.arch, self.direction, self.name)
 
     def roles(self) -> dict[str, Any]:
         """The jit functions of this step by field name, in the order of the fields."""

@@ -196,7 +196,8 @@ def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: 
     chip = "gh100" if torch.cuda.get_device_capability() == (9, 0) else "gb100"
     wanted = [metric for metric, _ in COUNTERS.values()]
     metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
-    print("not counted here:", ", ".join(sorted(set(wanted) - set(metrics))) or "nothing", flush=True)
+    if missing := sorted(set(wanted) - set(metrics)):
+        print("metrics that this chip lacks:", ", ".join(missing), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = str(Path(folder) / "counters.ncu-rep")
         line = command(metrics, report, arguments)
@@ -215,7 +216,8 @@ def show(row: dict) -> str:
     def share(column):
         return "   -" if row[column] == "" else f"{100 * row[column]:3.0f}%"
 
-    what = f"{row['direction']:<8} M={row['M']:<3} {row['step']:<16} {row['kernel']:<14}"
+    shape = f"M={row['M']} N={row['N']}" if row["suite"] == "jagged" else f"{row['suite']} N={row['N']}"
+    what = f"{row['direction']:<8} {shape:<14} {row['step']:<16} {row['kernel']:<14}"
     busy = "  ".join(f"{name} {share(f'{name}_busy')}" for name in ("tensor", "issue", "xu", "dram", "l2"))
     return f"{what} {row['duration_us'] or 0:7.1f} us  {busy}  local {row['local_load_sectors']}"
 

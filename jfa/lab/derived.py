@@ -98,9 +98,8 @@ def ladder_text(rows: list[dict]) -> str:
         steps = [f"{row['step']} {row['tflops']:.0f}" for row in rows if row["direction"] == direction]
         ways.append(f"{direction} {', '.join(steps)}")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
-    how = (
-        f"whole calls, L2 emptied before each, geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
-    )
+    how = "whole calls in short samples, L2 emptied before each, geometric mean of "
+    how += f"{rows[0]['shapes']} jagged shapes, {commits}"
     return f"The ladder in TFLOPS ({how}): {'; '.join(ways)}."
 
 
@@ -199,6 +198,25 @@ def runs_text(short: list[dict], first: list[dict], second: list[dict]) -> str:
         told = changes_text(spread_rows(short, second))
         text += [run_text(short, "The run in short samples"), f"From it to the last, in the median, {told}."]
     return "\n".join(text)
+
+
+def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
+    """Our ratio over FA4 with the GPU to itself, beside two runs in turn on the same shapes, or ""."""
+    runs = [results.Measured.of(rows) for rows in (alone, last, short)]
+    ratios = {way: [run.ratios(runs[0].cases(), way) for run in runs] for way in DIRECTIONS}
+    common = [
+        (way, case)
+        for way in DIRECTIONS
+        for case in ratios[way][0]
+        if all(case in found for found in ratios[way])
+    ]
+    if not common:
+        return ""
+    own, turn, brief = (geometric_mean(ratios[way][i][case] for way, case in common) for i in range(3))
+    return (
+        f"With the GPU to itself for a second, at {len(common)} shapes and passes, ours are {own:.2f} times "
+        f"as fast as FlashAttention-4; in the table's run {turn:.2f}, in short samples {brief:.2f} times."
+    )
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:

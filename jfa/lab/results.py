@@ -18,7 +18,7 @@ from jfa.lab.figures import FOLDER
 from jfa.lab.recorded import geometric_mean
 
 RESULTS, EARLIER, SHORT = "09_results", "09_results_earlier", "09_results_short"  # the last run first
-MEMORY, TUNING = "09_memory", "09_tuning"
+MEMORY, TUNING, CLOCKS = "09_memory", "09_tuning", "10_clocks"
 MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
 DIRECTIONS = ("forward", "backward")
 NOTHING = "not measured yet"
@@ -344,9 +344,14 @@ def readme_text(rows: list[dict]) -> str:
         text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
     if runs := derived.runs_text(load(SHORT), load(EARLIER), rows):
         text += ["", runs]
+    if alone := derived.alone_text(load(CLOCKS), rows, load(SHORT)):
+        text += [alone]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
-    text += ["", "Ratios are times of whole calls in turn, FLOPs those of real lengths. Measured on"]
+    text += [
+        "",
+        "Ratios are times of whole calls, as CUDA graphs in turn, FLOPs those of real lengths. Measured on",
+    ]
     text += ["; ".join(recorded.provenance_lines(where)) + "."]
     return "\n".join(text) + "\n"
 

@@ -21,7 +21,7 @@ def choose(problem: Problem) -> Step:
 
     Over `peeled`, whole calls: multicast of Q and dO (two_cta) gained 1 % at most and lost 12 % on average of
     eight jagged shapes; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 1 % at
-    one; 3 % in an earlier run), and 1 % on others. More than 512 rows: not timed.
+    most; in short samples 4 %), and 1 % on the ladder's jagged ones. More than 512 rows: not timed.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
