@@ -143,3 +143,14 @@ def test_unknown_figures_are_refused(capsys):
         figures.main(["99_nothing"])
     with pytest.raises(TypeError, match="recorded on a GPU"):
         figures.REGISTRY["02_baseline"].compute()
+
+
+@pytest.mark.parametrize("name, column", [("08_steps", "M"), ("10_clocks", "sm_clock_mhz")])
+def test_rows_without_a_column_are_named(name, column, tmp_path, monkeypatch, capsys):
+    rows = pandas.read_csv(figures.path_of(name)).drop(columns=column)
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    rows.to_csv(figures.path_of(name), index=False)
+    with pytest.raises(SystemExit):
+        figures.main([name])
+    said = capsys.readouterr().err
+    assert f"{name}.csv: not the rows of this figure" in said and column in said

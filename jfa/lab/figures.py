@@ -143,13 +143,16 @@ def drawn_from(svg: str) -> str | None:
     return found.group(1) if found else None
 
 
-def save(name: str, folder: Path = FOLDER) -> Path:
-    """Draw a figure from its CSV and write NN_name.svg, the same bytes for the same data; return the path."""
+def save(name: str, folder: Path | None = None) -> Path:
+    """Draw a figure from its CSV and write NN_name.svg, the same bytes for the same data; return the path.
+
+    It goes to ``folder``, or beside its CSV.
+    """
     import matplotlib.pyplot as plt
 
     from jfa.lab import style
 
-    path = folder / f"{name}.svg"
+    path = (folder or FOLDER) / f"{name}.svg"
     said = {"Date": None, "Description": f"{name}.csv, drawn from {digest(name)}"}
     with style.styled(), plt.rc_context({"svg.hashsalt": name}):
         draw(name).savefig(path, metadata=said)
@@ -185,6 +188,13 @@ def main(arguments: list[str] | None = None) -> int:
             print(save(name).relative_to(ROOT), flush=True)
         except (OSError, ValueError) as error:
             parser.error(f"{name}: {error}")
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+        ) as error:  # a column or a row that the drawing counts on
+            parser.error(f"{path_of(name)}: not the rows of this figure ({type(error).__name__}: {error})")
     if missing := [name for name in REGISTRY if not path_of(name).exists()]:
         print(f"no data yet for {', '.join(missing)}")
     return 0
