@@ -4,9 +4,9 @@
 
 A case is prepared for every implementation, checked against a float32 computation, and timed in rounds of
 CUDA graph replays, in turn (eager calls where a graph cannot be captured). One row a measurement: forward,
-backward and both, the whole call ("call") and the kernels alone ("kernel"; both passes
-only as a call). An implementation that cannot run a case leaves a row that says why. FLOPs are those of the
-real lengths. `jfa.lab.results` reads the rows.
+backward and both, the whole call ("call") and the kernels alone ("kernel"; both passes only as a call). An
+implementation that cannot run a case leaves a row that says why. FLOPs are those of the real lengths.
+`jfa.lab.results` reads the rows.
 """
 
 import argparse

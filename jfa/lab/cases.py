@@ -79,6 +79,11 @@ class Case:
         }
 
 
+def shape_text(row: dict) -> str:
+    """The shape of a recorded row in a few words: "M=128 N=512", or the suite where no query is shared."""
+    return f"{'M=' + str(row['M']) if row['suite'] == 'jagged' else row['suite']} N={row['N']}"
+
+
 def jagged_case(M: int, N: int, density: float) -> Case:
     """A case of the production kind; half as many sequences where they are longest."""
     return Case("jagged", M, N, density, B=384 if N >= 4096 else 768)

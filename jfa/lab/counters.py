@@ -19,6 +19,7 @@ import textwrap
 from pathlib import Path
 
 from jfa.lab import measure
+from jfa.lab.cases import shape_text
 from jfa.lab.targets import BASELINE, Target, compile_all, prepare
 
 KERNELS = ("kernel", "forward_kernel", "dkdv_kernel", "dq_kernel")
@@ -85,7 +86,7 @@ def targets(queries=(128, 256), names=None) -> list[Target]:
         "forward": (BASELINE, "warp_specialized", "peeled", "staged", "stationary"),
         "backward": (BASELINE, "warp_specialized", "peeled", "two_cta", "stationary"),
     }
-    found = [Target(way, step, M=M) for M in queries for way, names in passes.items() for step in names]
+    found = [Target(way, step, M=M) for M in queries for way, steps in passes.items() for step in steps]
     return [target for target in (*found, *MISSED) if names is None or target.step in names]
 
 
@@ -216,8 +217,7 @@ def show(row: dict) -> str:
     def share(column):
         return "   -" if row[column] == "" else f"{100 * row[column]:3.0f}%"
 
-    shape = f"M={row['M']} N={row['N']}" if row["suite"] == "jagged" else f"{row['suite']} N={row['N']}"
-    what = f"{row['direction']:<8} {shape:<14} {row['step']:<16} {row['kernel']:<14}"
+    what = f"{row['direction']:<8} {shape_text(row):<14} {row['step']:<16} {row['kernel']:<14}"
     busy = "  ".join(f"{name} {share(f'{name}_busy')}" for name in ("tensor", "issue", "xu", "dram", "l2"))
     return f"{what} {row['duration_us'] or 0:7.1f} us  {busy}  local {row['local_load_sectors']}"
 

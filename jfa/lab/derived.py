@@ -79,6 +79,7 @@ def ladder_rows(forward: list[dict], backward: list[dict]) -> list[dict]:
             speeds = [row["tflops"] for row in shared]
             facts = {"direction": direction, "step": step, "shapes": len(shared)}
             facts |= {"tflops": round(geometric_mean(speeds), 2), "least": min(speeds), "most": max(speeds)}
+            facts["settle_ms"] = shared[0].get("settle_ms") or 0
             medians = {
                 name: statistics.median(
                     [row[name] for row in shared if row.get(name) not in (None, "")] or [0]
@@ -98,8 +99,9 @@ def ladder_text(rows: list[dict]) -> str:
         steps = [f"{row['step']} {row['tflops']:.0f}" for row in rows if row["direction"] == direction]
         ways.append(f"{direction} {', '.join(steps)}")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
-    how = "whole calls in short samples, L2 emptied before each, geometric mean of "
-    how += f"{rows[0]['shapes']} jagged shapes, {commits}"
+    settle = rows[0]["settle_ms"]
+    how = f"whole calls {f'after {settle:g} ms of themselves' if settle else 'in short samples'}, L2 emptied "
+    how += f"before each, geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
     return f"The ladder in TFLOPS ({how}): {'; '.join(ways)}."
 
 

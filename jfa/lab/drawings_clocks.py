@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 
 from jfa.lab import neighbours, style
+from jfa.lab.cases import shape_text
 from jfa.lab.results import DIRECTIONS
 
 BEFORE = {
@@ -48,14 +49,12 @@ def alone(rows):
     """Rows of kernels that ran alone, one a (pass, shape, implementation); short jagged ones first."""
     kept = rows[rows["direction"].isin(DIRECTIONS) & rows["ms_p50"].notna()].copy()
     kept["shape"] = [_shape(row) for row in kept.to_dict("records")]
-    kept["place"] = (kept["suite"] != "jagged") * 1e9 + kept["N"] * kept["density"] * 1e3 + kept["M"]
-    return kept.sort_values(["direction", "place"], ascending=[False, True])
+    kept["other"], kept["mean"] = kept["suite"] != "jagged", kept["N"] * kept["density"]
+    return kept.sort_values(["direction", "other", "mean", "M"], ascending=[False, True, True, True])
 
 
 def _shape(row) -> str:
-    if row["suite"] != "jagged":
-        return f"{row['suite']} N={row['N']}"
-    return f"M={row['M']} N={row['N']} density {row['density']:g}"
+    return shape_text(row) + (f" density {row['density']:g}" if row["suite"] == "jagged" else "")
 
 
 def side_by_side(rows, column: str):
@@ -95,12 +94,12 @@ def clocks(rows):
     panels[0].invert_yaxis()
     panels[1].legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(1, 1))
     notes = ("each alone for a second", "at the limit of power but where watts stand")
-    return style.finish(figure, clocks_finding(rows), " · ".join((style.caption(rows), *notes)))
+    return style.finish(figure, clocks_finding(table), " · ".join((style.caption(rows), *notes)))
 
 
-def clocks_finding(rows) -> str:
+def clocks_finding(table) -> str:
     """At how many shapes and passes our kernels run at a lower clock than FlashAttention-4's."""
-    table = side_by_side(rows, "sm_clock_mhz")[[OURS, THEIRS]].dropna()
+    table = table[[OURS, THEIRS]].dropna()
     lower = (table[OURS] < table[THEIRS]).sum()
     return (
         f"Alone, our kernel's clock is below FlashAttention-4's at {lower} of {len(table)} shapes and passes"

@@ -7,6 +7,7 @@ from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import ablation, style, targets
 from jfa.lab import rounds as orders
+from jfa.lab.cases import shape_text
 
 UNITS = {
     "tensor_busy": "tensor\ncores",
@@ -39,11 +40,9 @@ def numeric(rows):
 
 def case_text(row) -> str:
     """A short name of a row's shape; the query rows alone on the shape on which all steps were counted."""
-    if row["suite"] != "jagged":
-        return f"{row['suite']} N={row['N']}"
     main = targets.Target("forward", "staged")
-    here = (row["N"], row["density"]) == (main.N, main.density)
-    return f"M={row['M']}" if here else f"M={row['M']} N={row['N']}"
+    here = (row["suite"], row["N"], row["density"]) == (main.case.suite, main.N, main.density)
+    return f"M={row['M']}" if here else shape_text(row)
 
 
 def by_pass(rows):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "figures"
+MISSING = (AttributeError, IndexError, KeyError, TypeError)  # a column or a row that a drawing counts on
 
 
 @dataclass(frozen=True)
@@ -188,12 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(save(name).relative_to(ROOT), flush=True)
         except (OSError, ValueError) as error:
             parser.error(f"{name}: {error}")
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            TypeError,
-        ) as error:  # a column or a row that the drawing counts on
+        except MISSING as error:
             parser.error(f"{path_of(name)}: not the rows of this figure ({type(error).__name__}: {error})")
     if missing := [name for name in REGISTRY if not path_of(name).exists()]:
         print(f"no data yet for {', '.join(missing)}")

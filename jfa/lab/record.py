@@ -32,8 +32,10 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
     bench = ["jfa.lab.bench", "--suite", *SUITES, "--impl", "jfa", "fa4", "--more", *MORE]
     bench += ["--steps", *NAMED, "--rounds", "4", "--sample-ms", "8"]
     steps = ["jfa.lab.bench", "--suite", "jagged", "--few", "--impl", "jfa", "jfa_baseline", "--steps", "all"]
-    alone = ["jfa.lab.bench", *ALONE, "--direction", "forward", "backward", "--impl", "jfa", "fa4"]
+    alone = ["jfa.lab.bench", *ALONE, "--direction", "forward", "backward"]
     jagged = ["--suite", "jagged", "--M", "128", "512", "--N", "512", "4096", "--density", "0.1", "0.9"]
+    jagged += ["--impl", "jfa", "fa4"]
+    dense = ["--suite", "dense", "--impl", "jfa", "fa4", "cudnn"]
     output = {name: ["--output", str(folder / f"{name}.csv")] for name in OUTPUTS}
     memory = ["--memory", str(folder / "09_memory.csv")]
     compiled = ["--compile", str(workers)]
@@ -54,7 +56,7 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
             (["jfa.lab.rounds", *output["10_rounds"]], 60),
             (["jfa.lab.neighbours", *output["10_neighbours"]], 60),
             ([*alone, *jagged, *output["10_clocks"]], 180),
-            ([*alone, "cudnn", "--suite", "dense", *output["10_clocks"]], 120),
+            ([*alone, *dense, *output["10_clocks"]], 120),
         ],
     }
 
