@@ -15,7 +15,7 @@ import triton.language as tl
 
 from jfa.kernels import baseline
 from jfa.kernels.baseline_parts import find_rows, find_tile
-from jfa.kernels.launch import drop_unseen, find
+from jfa.kernels.launch import drop_unseen, find, launch
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import BlackwellStationary, HopperStationary, Step
 from jfa.kernels.tiles import Schedule, make_schedule
@@ -199,7 +199,7 @@ def prepare_rows(
     count = tiles * block
     dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
     log2_lse, delta = (out.new_empty((heads, count), dtype=torch.float32) for _ in range(2))
-    prepare_kernel[(tiles, heads)](
+    launch(prepare_kernel, (tiles, heads),
         out, dout, lse, lse if dlse is None else dlse, log2_lse, delta, dk, dv,
         kv_offsets if q_offsets is None else q_offsets, kv_offsets,
         problem.batch, problem.total_q, problem.total_kv, count, padded, heads, problem.heads_kv * dim,
@@ -216,7 +216,7 @@ def finish_queries(problem: Problem, sums: torch.Tensor, q: torch.Tensor, scale:
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     size, terms = dq.numel(), sums.shape[0]
     block, at_once = 128 if terms > 1 else 512, min(1 << (terms - 1).bit_length(), TERMS)
-    finish_kernel[(-(-size // block),)](
+    launch(finish_kernel, (-(-size // block),),
         sums, dq, terms, sums.stride(0), size, problem.scale if scale is None else scale,
         TERMS=at_once, BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import torch
 
+from jfa.kernels.cached_launch import launch as launch
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import Step
 

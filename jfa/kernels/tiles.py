@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from jfa.kernels.cached_launch import launch
 from jfa.kernels.problem import Problem
 
 ORDERS = ("natural", "sorted")
@@ -184,7 +185,9 @@ def ranked(kv_offsets, q_offsets, q_rows, kv_rows, block_m, block_n, order, prun
     for size in capacity:
         lists += [torch.empty(size, 4, **int32), torch.empty(2, **int32)]
     longer = torch.empty(0 if q_offsets is None else batch + 2, **int32)
-    list_tiles[(batch + 1,)](
+    launch(
+        list_tiles,
+        (batch + 1,),
         kv_offsets,
         kv_offsets if q_offsets is None else q_offsets,
         *lists,

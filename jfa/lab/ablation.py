@@ -157,7 +157,7 @@ def difference(found, wanted) -> float:
     return max(norm if norm == norm else math.inf for norm in norms)
 
 
-def measured(chosen: list[Target], rounds: int = 9, sample_ms: float = 3.0):
+def measured(chosen: list[Target], rounds: int = 9, sample_ms: float = 5.0):
     """Yield a row a target; targets that differ only in what is left out are timed in turn."""
     groups: dict = {}
     for target in chosen:
@@ -175,8 +175,7 @@ def measured(chosen: list[Target], rounds: int = 9, sample_ms: float = 3.0):
                 problems[target.left_out] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
                 functions.pop(target.left_out, None)
         options = {"sample_ms": sample_ms, "settle_ms": measure.SETTLE_MS, "warmup_ms": 20}
-        options |= {"graph": True, "flush_l2": True}
-        for row in measure.interleave(functions, rounds, keep_going=True, **options):
+        for row in measure.interleave(functions, rounds, graph=True, keep_going=True, **options):
             stage = row.pop("name")
             columns = {**whole.columns(), "left_out": stage, "rel_error": differ[stage]}
             yield columns | measure.add_work(row, work)

@@ -116,7 +116,8 @@ def in_turn(functions: dict, rounds: int, graph: bool, **options) -> list[dict]:
 
 def measure_case(case: Case, impls, options, monitor=None, process=None) -> tuple[list[dict], list[dict]]:
     """All rows of one case, and its rows of peak memory; ``options`` are those of the command line."""
-    graph, device = not options.eager, options.device
+    device, host = options.device, options.host or options.device == "cpu"
+    graph = not (options.eager or options.host)
     prepared = Prepared(case, device)
     local = [name for name in impls if name not in REMOTE]
     for scope in options.scope:
@@ -129,14 +130,14 @@ def measure_case(case: Case, impls, options, monitor=None, process=None) -> tupl
             prepared.add(f"jfa:{name.partition(':')[2]}", make, [way], scope)
     for name in set(impls) & set(REMOTE):
         prepared.add_remote(name, process, options.direction, options.scope, graph)
-    if "jfa" in impls:
+    if "jfa" in impls and not options.host:
         prepared.add_schedule()
     sizes = {"sample_ms": options.sample_ms, "warmup_ms": options.sample_ms, "settle_ms": options.settle_ms}
     sizes["monitor"] = monitor
     groups = [{key: fn} for key, fn in prepared.functions.items()] if options.alone else [prepared.functions]
     rows = []
     for functions in groups:
-        rows += in_turn(functions, options.rounds, graph, host_clock=device == "cpu", **sizes)
+        rows += in_turn(functions, options.rounds, graph, host_clock=host, **sizes)
     where = measure.provenance()
     rows += [{"name": key, "error": reason, **where} for key, reason in prepared.reasons.items()]
     rows = [prepared.row(row) for row in rows]
@@ -233,6 +234,11 @@ def parser() -> argparse.ArgumentParser:
         help="one after the other: each row has the clock and power of its own",
     )
     parser.add_argument("--eager", action="store_true", help="time eager calls instead of graph replays")
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="time what the host does for an eager call; for the suite of that name, which leaves a GPU idle",
+    )
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--flex-limit-s", type=float, default=child.PREPARE_S, help="to compile one case")
     parser.add_argument("--case-limit-s", type=float, help="end the process when a case takes longer")

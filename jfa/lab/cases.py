@@ -129,6 +129,11 @@ def packed_cases() -> list[Case]:
     ]
 
 
+def host_cases() -> list[Case]:
+    """So little work for a GPU that it waits for the host: what an eager call costs there."""
+    return [Case("host", 128, 128, 0.5, B=8)]
+
+
 # Shapes (M, N, density) for what is too slow to measure everywhere: most peers, and FlexAttention.
 FEW = (
     (128, 512, 0.1),
@@ -157,6 +162,7 @@ SUITES = {
     "extra": extra_cases,
     "dense": dense_cases,
     "packed": packed_cases,
+    "host": host_cases,
 }
 
 

@@ -191,7 +191,7 @@ def experiments() -> dict:
     }
 
 
-def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 15):
+def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int = 9):
     """Yield a row for every shape, step and scope ("kernel": schedule given, "call": made in the call).
 
     ``chosen``: steps by name; BASELINE among them is the compiler-scheduled kernel, which takes no schedule:
@@ -219,8 +219,8 @@ def measured(direction: str, shapes: list[cases.Case], chosen: dict, rounds: int
             schedule = schedule_of(step, problem, inputs)
             for scope, given in (("kernel", schedule), ("call", None)):
                 calls[f"{scope}:{name}"] = functools.partial(run, *args, step=step, schedule=given)
-        sizes = {"sample_ms": 5.0, "settle_ms": measure.SETTLE_MS}
-        for row in measure.interleave(calls, rounds, **sizes, graph=True, flush_l2=True, keep_going=True):
+        sizes = {"sample_ms": 8.0, "settle_ms": measure.SETTLE_MS}
+        for row in measure.interleave(calls, rounds, **sizes, graph=True, keep_going=True):
             scope, name = row.pop("name").split(":")
             impl = "jfa_baseline" if name == BASELINE else "jfa"
             columns = {**case.columns(), "direction": direction, "scope": scope, "impl": impl, "step": name}
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("direction", choices=("forward", "backward"))
     parser.add_argument("--output", help="CSV file for the measured rows")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--experiments", action="store_true", help="variants of the last steps instead")
     parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
     chosen = parser.parse_args(arguments)

@@ -46,8 +46,8 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
         ],
         "ladders": [
             ([*steps, "--scope", "kernel", *compiled], 120),
-            (["jfa.lab.ladder", "forward", "--only", "times", *output["04_steps"]], 120),
-            (["jfa.lab.ladder", "backward", "--only", "times", *output["05_steps"]], 120),
+            (["jfa.lab.ladder", "forward", "--only", "times", *output["04_steps"]], 180),
+            (["jfa.lab.ladder", "backward", "--only", "times", *output["05_steps"]], 180),
         ],
         "reduction": [(["jfa.lab.reduction", *output["05_reduction"]], 120)],
         "profile": [

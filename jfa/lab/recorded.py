@@ -148,8 +148,15 @@ def describe(rows) -> str:
 
 
 def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_varlen")) -> list[dict]:
-    """Measure peers on one jagged shape on the current GPU, forward and backward; return measured rows."""
-    from jfa.lab import cases, measure
+    """Measure peers on one jagged shape on the current GPU, as the benchmark does; return measured rows."""
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()):  # backward is captured only on the stream of its forward
+        return _live(quick, peers)
+
+
+def _live(quick, peers):
+    from jfa.lab import bench, cases, measure
     from jfa.lab.peers import PEERS, Unsupported
 
     case = cases.Case("jagged", 128, 256 if quick else 1024, 0.5, B=64 if quick else 768)
@@ -163,7 +170,8 @@ def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_v
     for direction in ("forward", "backward"):
         work = case.work(direction)
         functions = {name: getattr(run, direction) for name, run in runs.items()}
-        for row in measure.interleave(functions, rounds=3 if quick else 9):
+        options = {"sample_ms": 8.0, "settle_ms": 0.0 if quick else measure.SETTLE_MS}
+        for row in bench.in_turn(functions, 3 if quick else 9, graph=True, **options):
             columns = {"direction": direction, "scope": "call", "impl": row["name"]}
             rows.append(measure.add_work({**case.columns(), **columns, **row}, work))
     return rows

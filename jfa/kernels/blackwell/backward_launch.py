@@ -8,7 +8,7 @@ from jfa.kernels.blackwell import ladder
 from jfa.kernels.blackwell.backward import kernel
 from jfa.kernels.blackwell.backward_parts import ROWS
 from jfa.kernels.gradients import Passes, finish_queries, fits_stationary, prepare_rows, tiles_for
-from jfa.kernels.launch import LOG2E, facts, multiprocessors, options, packed_rows
+from jfa.kernels.launch import LOG2E, facts, launch, multiprocessors, options, packed_rows
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
 from jfa.kernels.step import Step
@@ -41,7 +41,7 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
         (sums[0], size // pair, columns),
         (packed_rows(dk), size, 2 * columns), (packed_rows(dv), size, 2 * columns),
     )  # fmt: skip
-    kernel[(programs * pair,)](
+    launch(kernel, (programs * pair,),
         *(ragged_descriptor(*box) for box in boxes),
         rows.log2_lse, rows.delta, schedule.kv_tiles, schedule.kv_counts, kv_offsets, schedule.q_offsets,
         problem.batch, problem.total_q, rows.padded, rows.count, problem.window_left, problem.window_right,
@@ -62,7 +62,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     inputs = [ragged_descriptor(packed_rows(x), size, dim) for x in (q, k, v, dout, dk, dv)]
     inputs += [TensorDescriptor.from_tensor(sums.view(-1, heads * dim), [size, stationary.RESULT.value])]
     for first_row in range(0, problem.total_q, size):
-        stationary.kernel[(shares * heads,)](
+        launch(stationary.kernel, (shares * heads,),
             *inputs, rows.log2_lse, rows.delta, schedule.kv_tiles, schedule.kv_counts, kv_offsets,
             problem.batch, problem.total_q, padded, rows.count, first_row, heads,
             problem.scale * LOG2E, problem.scale,

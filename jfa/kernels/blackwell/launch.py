@@ -8,7 +8,7 @@ from jfa.kernels.blackwell import forward as forward_kernel
 from jfa.kernels.blackwell import ladder
 from jfa.kernels.blackwell.backward_launch import backward as backward
 from jfa.kernels.blackwell.backward_launch import backward_supports as backward_supports
-from jfa.kernels.launch import LOG2E, facts, find, multiprocessors, options, packed_rows
+from jfa.kernels.launch import LOG2E, facts, find, launch, multiprocessors, options, packed_rows
 from jfa.kernels.launch import supports as supports
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
@@ -37,7 +37,7 @@ def forward(
     if out.numel() == 0 or problem.total_kv == 0:
         return out.zero_(), lse.fill_(-math.inf)
     grid, args, constants = arguments(problem, q, k, v, out, lse, kv_offsets, q_offsets, schedule, step)
-    forward_kernel.kernel[grid](*args, **constants)
+    launch(forward_kernel.kernel, grid, *args, **constants)
     return out, lse
 
 

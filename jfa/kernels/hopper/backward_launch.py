@@ -8,7 +8,7 @@ from jfa.kernels.hopper import backward_stationary as stationary
 from jfa.kernels.hopper import ladder
 from jfa.kernels.hopper.backward import kernel
 from jfa.kernels.hopper.backward_compute import ROWS
-from jfa.kernels.launch import LOG2E, facts, multiprocessors, options, packed_rows
+from jfa.kernels.launch import LOG2E, facts, launch, multiprocessors, options, packed_rows
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
 from jfa.kernels.step import Step
@@ -36,7 +36,7 @@ def run_keys(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_offsets,
     rows, dk, dv = prepare_rows(problem, dout, dlse, k, v, out, lse, kv_offsets, q_offsets, block_m)
     sums = torch.zeros((1, problem.total_q, problem.heads_q * dim), dtype=torch.float32, device=q.device)
     items = schedule.kv_tiles.shape[0] * problem.heads_kv
-    kernel[(max(min(multiprocessors(q.device) // pair, items), 1) * pair,)](
+    launch(kernel, (max(min(multiprocessors(q.device) // pair, items), 1) * pair,),
         ragged_descriptor(packed_rows(q), block_m // pair, dim),
         *(ragged_descriptor(packed_rows(x), block_n // pair, dim) for x in (k, v)),
         ragged_descriptor(packed_rows(dout), block_m // pair, dim),
@@ -74,7 +74,7 @@ def run_stationary(problem, step, schedule, dout, dlse, q, k, v, out, lse, kv_of
     ds_scale = 1.0 if q.dtype == torch.float16 else problem.scale
     rest = problem.scale / (ds_scale or 1.0)  # dS is zero where the scale is
     for i in range(launches):
-        stationary.kernel[(shares * heads * links * pair,)](
+        launch(stationary.kernel, (shares * heads * links * pair,),
             *inputs, rows.log2_lse, rows.delta, schedule.kv_tiles, schedule.kv_counts,
             counters(shares * heads * links, dtype=torch.int32, device=q.device),
             problem.total_q, padded, rows.count, i * links * pair * block_m, heads,

@@ -8,7 +8,7 @@ from jfa.kernels.hopper.backward_launch import backward as backward
 from jfa.kernels.hopper.backward_launch import backward_supports as backward_supports
 from jfa.kernels.hopper.forward import ROWS, kernel
 from jfa.kernels.launch import EMULATED_SMS as EMULATED_SMS
-from jfa.kernels.launch import LOG2E, facts, find, multiprocessors, options, packed_rows
+from jfa.kernels.launch import LOG2E, facts, find, launch, multiprocessors, options, packed_rows
 from jfa.kernels.launch import supports as supports
 from jfa.kernels.problem import Problem
 from jfa.kernels.ragged import ragged_descriptor
@@ -61,7 +61,9 @@ def forward(
     programs = min(multiprocessors(q.device), schedule.q_tiles.shape[0] * problem.heads_q)
     if programs < roles["CLASSES"]:
         roles["CLASSES"] = 1  # a class that no CTA begins with would be nobody's
-    kernel[(programs,)](
+    launch(
+        kernel,
+        (programs,),
         ragged_descriptor(packed_rows(q), ROWS.value, problem.head_dim),
         ragged_descriptor(packed_rows(k), block_n, problem.head_dim),
         ragged_descriptor(packed_rows(v), block_n, problem.head_dim),

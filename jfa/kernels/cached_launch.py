@@ -1,0 +1,79 @@
+"""Launches that do not ask Triton again which binary they need.
+
+Triton finds the binary of a launch by a text that spells out every compile-time constant: with the roles of
+a step among them that takes most of the host's time for a call. Here the first launch of a kind goes through
+Triton, and what it compiled is kept under a key that tells apart at least what Triton tells apart: the dtype
+and the alignment of pointers, the dtype and the box of descriptors, ints by width and divisibility, constants
+by value or, if they are functions, by identity.
+
+Whoever replaces `JITFunction.run` (the emulator, `jfa.lab.launches`) or hooks into it sees every launch. What
+changes after a kernel's first launch is not looked at again: global variables of a kernel and the compile
+options in TRITON_* variables.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+PLAIN = frozenset({int, float, bool, str, tuple, type(None)})  # constants that a key holds by value
+
+
+class Kept(NamedTuple):
+    """What one kind of launch runs: its binary, and values for the parameters behind the positional ones."""
+
+    binary: Any
+    rest: tuple
+    alive: tuple  # the objects whose identity is in the key
+
+
+_KEPT: dict[tuple, Kept] = {}
+
+
+def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
+    """Do ``kernel[grid](*arguments, **constants)``; raises what Triton raises.
+
+    ``arguments``: values for the kernel's first parameters. ``constants``: its constexprs, compile options.
+    """
+    if not _unwatched(kernel):
+        kernel[grid](*arguments, **constants)
+        return
+    driver = triton.runtime.driver.active
+    device = driver.get_current_device()
+    key = key_of(kernel, device, arguments, constants)
+    kept = _KEPT.get(key)
+    if kept is None:
+        binary = kernel[grid](*arguments, **constants)
+        rest = [constants.get(one.name, one.default) for one in kernel.params[len(arguments) :]]
+        _KEPT[key] = Kept(binary, tuple(rest), (kernel, *constants.values()))
+        return
+    place = (*grid, 1, 1)[:3]
+    binary, stream = kept.binary, driver.get_current_stream(device)
+    how = (stream, binary.function, binary.packed_metadata, None, None, None)  # the last three: no hooks
+    binary.run(*place, *how, *arguments, *kept.rest)
+
+
+def key_of(kernel, device: int, arguments: tuple, constants: dict) -> tuple:
+    """What tells apart launches that need different binaries, and now and then some that do not."""
+    values = [x if type(x) in PLAIN else id(x) for x in constants.values()]
+    return (id(kernel), device, *constants, *values, *map(_kind, arguments))
+
+
+def _kind(x):
+    """What Triton compiles for in one argument."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if type(x) is int:
+        return x == 1 or x % 16 == 0, x == 1, -(2**31) <= x < 2**31, x < 2**63
+    if hasattr(x, "block_shape"):
+        return x.base.dtype, *x.block_shape
+    return type(x)
+
+
+def _unwatched(kernel) -> bool:
+    """Whether a launch would go through Triton alone: nobody replaced `run`, no hook wants to know."""
+    run = getattr(type(kernel), "run", None)
+    if getattr(run, "__globals__", {}).get("__name__") != "triton.runtime.jit" or kernel.pre_run_hooks:
+        return False
+    hooks = triton.knobs.runtime
+    return not (hooks.launch_enter_hook or hooks.launch_exit_hook)
