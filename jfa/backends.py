@@ -97,6 +97,8 @@ def select(name: str, problem: Problem, device: torch.device) -> str:
     """
     if name == "auto":
         name = _automatic(problem, device)
+        if name in ARCHITECTURES:
+            return name  # chosen because nothing stands against it
     if name == "reference":
         return name
     reason = _obstacle(name, device)

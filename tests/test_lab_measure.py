@@ -18,7 +18,7 @@ def test_without_a_gpu_it_refuses_and_says_why():
 
 
 def test_wrong_requests_are_named():
-    with pytest.raises(ValueError, match="no CUDA graph"):
+    with pytest.raises(ValueError, match="CUDA graph"):
         measure.interleave({"a": lambda: None}, host_clock=True, graph=True)
     with pytest.raises(ValueError, match="one round"):
         measure.interleave({"a": lambda: None}, rounds=0, host_clock=True)
@@ -163,9 +163,7 @@ def test_monitor_without_a_gpu_sees_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "options", [{}, {"graph": True}, {"flush_l2": True}], ids=["events", "graph", "flush"]
-)
+@pytest.mark.parametrize("options", [{}, {"graph": True}], ids=["events", "graph"])
 def test_gpu_times_are_plausible(options):
     small, large = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for n in (1024, 4096))
     small_row, large_row = measure.interleave(
@@ -174,6 +172,5 @@ def test_gpu_times_are_plausible(options):
     assert large_row["ms_p50"] > 3 * small_row["ms_p50"] > 0
     assert 50 < 2 * 4096**3 / large_row["ms_p50"] / 1e9 < 1000  # TFLOPS
     assert large_row["timer"] == ("cuda-graph" if "graph" in options else "cuda-event")
-    assert large_row["flushed"] == int("flush_l2" in options)
     assert large_row["gpu"] and large_row["driver"] and large_row["sm_count"] > 50
     assert 300 < large_row["sm_clock_mhz"] < 3000 and large_row["power_w"] > 50

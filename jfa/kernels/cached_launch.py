@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 PLAIN = frozenset({int, float, bool, str, tuple, type(None)})  # constants that a key holds by value
 
@@ -63,11 +64,12 @@ def _kind(x):
     """What Triton compiles for in one argument."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
-    if type(x) is int:
-        return x == 1 or x % 16 == 0, x == 1, -(2**31) <= x < 2**31, x < 2**63
-    if hasattr(x, "block_shape"):
+    kind = type(x)
+    if kind is int:
+        return (x % 16 == 0, -(2**31) <= x < 2**31, x < 2**63) if x != 1 else 1
+    if kind is TensorDescriptor:
         return x.base.dtype, *x.block_shape
-    return type(x)
+    return kind
 
 
 def _unwatched(kernel) -> bool:

@@ -38,9 +38,12 @@ def find(steps: list[Step], step: Step | str | None) -> Step | None:
 
 def packed_rows(x: torch.Tensor) -> torch.Tensor:
     """(..., heads, D) as rows (rows, heads * D) that TMA can address, copied only if it cannot."""
-    x = x if x.dim() == 3 else x.flatten(0, -3)
-    rows, heads, dim = x.shape
+    heads, dim = x.shape[-2:]
     width = heads * dim
+    rows = x.numel() // width
+    if x.is_contiguous() and width * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0:
+        return x.view(rows, width)
+    x = x.flatten(0, -3)
     row_stride = x.stride(0) if rows > 1 else width
     joined = x.stride(2) == 1 and (heads == 1 or x.stride(1) == dim) and row_stride >= width
     if joined and row_stride * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0:

@@ -62,7 +62,11 @@ class Step:
 
     def constexprs(self, problem: Problem) -> dict[str, Any]:
         """What the kernel is compiled with: every role under its name in capitals, and the tiling."""
-        return {name.upper(): role for name, role in self.roles().items()} | self.tiling(problem)
+        return self._constants | self.tiling(problem)
+
+    @functools.cached_property
+    def _constants(self) -> dict[str, Any]:
+        return {name.upper(): role for name, role in self.roles().items()}
 
 
 @functools.cache
@@ -112,8 +116,7 @@ class BlackwellForward(Step):
 
     def constexprs(self, problem: Problem, block_m: int | None = None) -> dict[str, Any]:
         """As for every step; ``block_m``: query rows of a tile in a schedule that is given."""
-        roles = {name.upper(): role for name, role in self.roles().items()}
-        return {"DRAW": None} | roles | self.tiling(problem, block_m, self.overlap)
+        return {"DRAW": None} | self._constants | self.tiling(problem, block_m, self.overlap)
 
 
 @dataclasses.dataclass(frozen=True)

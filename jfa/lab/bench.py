@@ -10,6 +10,7 @@ implementation that cannot run a case leaves a row that says why. FLOPs are thos
 """
 
 import argparse
+import contextlib
 import faulthandler
 import functools
 import time
@@ -255,7 +256,9 @@ def run(options) -> int:
     start = time.monotonic()
     before = done_before(options.output) if options.resume and options.output else set()
     left = 0
-    with measure.Monitor() as monitor, child.Child(prepare_s=options.flex_limit_s) as process:
+    monitor = measure.Monitor()
+    watching = contextlib.nullcontext() if options.host else monitor  # its questions hold up the driver
+    with watching, child.Child(prepare_s=options.flex_limit_s) as process:
         monitor.wait()
         for case in selected(options):
             impls = impls_of(case, options)

@@ -100,8 +100,8 @@ def ladder_text(rows: list[dict]) -> str:
         ways.append(f"{direction} {', '.join(steps)}")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     settle = rows[0]["settle_ms"]
-    how = f"whole calls {f'after {settle:g} ms of themselves' if settle else 'in short samples'}, L2 emptied "
-    how += f"before each, geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
+    how = f"whole calls {f'after {settle:g} ms of themselves' if settle else 'in short samples'}, "
+    how += f"geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
     return f"The ladder in TFLOPS ({how}): {'; '.join(ways)}."
 
 

@@ -42,14 +42,10 @@ class _Events:
 
     timer = "cuda-event"
 
-    def __init__(self, flush):
+    def __init__(self):
         import torch
 
         self.torch = torch
-        self.cache = None
-        if flush:
-            size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
-            self.cache = torch.empty(max(2 * size, 64 << 20), dtype=torch.uint8, device="cuda")
 
     def prepare(self, fn):
         """The function to call again and again."""
@@ -60,18 +56,14 @@ class _Events:
     def time(self, fn, calls):
         """Milliseconds of one call, the mean of ``calls`` in a row."""
         cuda = self.torch.cuda
-        spans = calls if self.cache is not None else 1
-        events = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(spans)]
+        start, stop = (cuda.Event(enable_timing=True) for _ in range(2))
         cuda.synchronize()
-        for start, stop in events:
-            if self.cache is not None:
-                self.cache.zero_()
-            start.record()
-            for _ in range(calls // spans):
-                fn()
-            stop.record()
+        start.record()
+        for _ in range(calls):
+            fn()
+        stop.record()
         cuda.synchronize()
-        return sum(start.elapsed_time(stop) for start, stop in events) / calls
+        return start.elapsed_time(stop) / calls
 
 
 class _Graphs(_Events):
@@ -83,8 +75,8 @@ class _Graphs(_Events):
 
     timer = "cuda-graph"
 
-    def __init__(self, flush):
-        super().__init__(flush)
+    def __init__(self):
+        super().__init__()
         # One pool for all graphs: they run one after another and nobody reads what a replay leaves there.
         self.pool = self.torch.cuda.graph_pool_handle()
         self.room = self.torch.cuda.get_device_properties(self.torch.cuda.current_device()).total_memory // 2
@@ -162,20 +154,20 @@ class _HostClock:
         return (time.perf_counter() - start) / calls * 1e3
 
 
-def clock(graph=False, flush_l2=False, host_clock=False):
+def clock(graph=False, host_clock=False):
     """What times functions: an object with ``timer``, ``prepare(fn)`` and ``time(prepared, calls)``."""
     import torch
 
     if host_clock:
-        if graph or flush_l2:
-            raise ValueError("host_clock: there is no CUDA graph and no L2 flush on the host")
+        if graph:
+            raise ValueError("host_clock: the host starts calls, a CUDA graph does not need it to")
         return _HostClock()
     if not torch.cuda.is_available():
         raise RuntimeError(
             "no CUDA device, so there is no GPU time to measure; pass host_clock=True to time the host "
             "itself (the emulator's seconds say nothing about a GPU)"
         )
-    return _Graphs(flush_l2) if graph else _Events(flush_l2)
+    return _Graphs() if graph else _Events()
 
 
 def interleave(
@@ -186,7 +178,6 @@ def interleave(
     settle_ms: float = 0.0,
     warmup_ms: float = 100.0,
     pause_s: float = 0.0,
-    flush_l2: bool = False,
     graph: bool = False,
     host_clock: bool = False,
     keep_going: bool = False,
@@ -199,17 +190,16 @@ def interleave(
     ms_p20, ms_p50 and ms_p80 are quantiles over the rounds, in milliseconds a call. ``settle_ms`` repeats the
     function so long before each sample, untimed: at its power limit what ran in the last tenth of a second
     changes a time, presumably by the clock (`jfa.lab.neighbours`). ``pause_s`` lets the GPU cool before each
-    sample. ``flush_l2`` empties the L2 before every call, outside the timed span.
-    ``graph`` times replays of a CUDA graph, so the host's launch time is left out. Rows carry `provenance`,
-    with SM clock and power of the run, from a ``monitor`` that is running, or from one of its own. A function
-    that is a `Remote` is timed where it runs.
+    sample. ``graph`` times replays of a CUDA graph, so the host's launch time is left out. Rows carry
+    `provenance`, with SM clock and power of the run, from a ``monitor`` that is running, or from one of its
+    own. A function that is a `Remote` is timed where it runs.
 
     ``keep_going`` turns a function that raises into a row whose "error" says so. Raises RuntimeError without
     a CUDA device unless ``host_clock`` is given.
     """
     if rounds < 1 or not functions:
         raise ValueError(f"expected functions and at least one round, got {len(functions)} and {rounds}")
-    here, there = clock(graph, flush_l2, host_clock), _There()
+    here, there = clock(graph, host_clock), _There()
     ready, failed = {}, {}
     for name, fn in functions.items():
         one = there if isinstance(fn, Remote) else here
@@ -239,7 +229,7 @@ def interleave(
                     failed[name] = told(error)
                     del samples[name]
     found = provenance(watching, start)
-    how = {"rounds": rounds, "settle_ms": settle_ms, "flushed": int(flush_l2)}
+    how = {"rounds": rounds, "settle_ms": settle_ms}
     rows = []
     for name, fn in functions.items():
         if name in failed:
