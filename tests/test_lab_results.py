@@ -123,6 +123,26 @@ def test_the_ratio_alone_stands_beside_both_ways_in_turn():
     assert derived.alone_text([], full(), full()) == derived.alone_text(full(), full(), []) == ""
 
 
+def test_what_an_eager_call_costs_the_host():
+    case = cases.host_cases()[0]
+    rows = [
+        {
+            **case.columns(),
+            "direction": way,
+            "scope": "call",
+            "impl": name,
+            "name": name,
+            "timer": "host-clock",
+        }
+        | {"ms_p50": ms}
+        for name, times in {"jfa": (0.2, 0.4), "fa4": (0.1, 0.25), "jfa_baseline": (0.3, None)}.items()
+        for way, ms in zip(results.DIRECTIONS, times, strict=True)
+    ]
+    said = derived.host_text(rows)
+    assert said.endswith("(median): ours 200 and 400 us, FlashAttention-4 100 and 250 us.")
+    assert derived.host_text([]) == ""
+
+
 def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):
     rows = [one | {"ms_p50": "fast"} if one["impl"] == "jfa" else one for one in full()]
     path = measure.write_rows(tmp_path / "09_results.csv", rows)

@@ -221,6 +221,30 @@ def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
     )
 
 
+HOSTS = {
+    "jfa": "ours",
+    "fa4": "FlashAttention-4",
+    "torch_varlen": "PyTorch varlen",
+    "jfa_baseline": "our baseline",
+}
+
+
+def host_text(rows: list[dict]) -> str:
+    """What an eager call costs the host, ours and the peers', from rows of ``bench --host``; or ""."""
+    found = results.Measured.of(rows).rows
+    times = {(way, name): row["ms_p50"] for (_, way, name, _), row in found.items()}
+    told = []
+    for name, title in HOSTS.items():
+        if all((way, name) in times for way in DIRECTIONS):
+            told.append(f"{title} {' and '.join(f'{1e3 * times[way, name]:.0f}' for way in DIRECTIONS)} us")
+    if not told:
+        return ""
+    return (
+        "Without a graph the host takes, for a forward and a backward call on a batch that leaves the GPU "
+        f"idle (median): {', '.join(told)}."
+    )
+
+
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
     """Milliseconds (p50) of both runs side by side with their ratio, the shapes that differ most first."""
     rows = spread_rows(first, second)

@@ -23,7 +23,7 @@ NAMED = (
     *("backward:peeled", "backward:ds_buffered", "backward:stationary"),
 )
 OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation")
-OUTPUTS += ("10_rounds", "10_neighbours", "10_clocks")
+OUTPUTS += ("10_rounds", "10_neighbours", "10_clocks", "09_host")
 ALONE = ("--alone", "--rounds", "2", "--settle-ms", "800", "--sample-ms", "100", "--scope", "call")
 
 
@@ -36,6 +36,18 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
     jagged = ["--suite", "jagged", "--M", "128", "512", "--N", "512", "4096", "--density", "0.1", "0.9"]
     jagged += ["--impl", "jfa", "fa4"]
     dense = ["--suite", "dense", "--impl", "jfa", "fa4", "cudnn"]
+    host = [
+        "jfa.lab.bench",
+        "--suite",
+        "host",
+        "--impl",
+        "jfa",
+        "fa4",
+        "torch_varlen",
+        "jfa_baseline",
+        "--host",
+    ]
+    host += ["--scope", "call", "--rounds", "31", "--sample-ms", "20", "--settle-ms", "20"]
     output = {name: ["--output", str(folder / f"{name}.csv")] for name in OUTPUTS}
     memory = ["--memory", str(folder / "09_memory.csv")]
     compiled = ["--compile", str(workers)]
@@ -43,6 +55,7 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
         "bench": [
             ([*bench, *compiled], 180),  # no kernel is compiled while others are timed
             ([*bench, "--case-limit-s", "60", *output["09_results"], *memory], 600),
+            ([*host, *output["09_host"]], 120),
         ],
         "ladders": [
             ([*steps, "--scope", "kernel", *compiled], 120),

@@ -5,6 +5,7 @@ timer and a time; rows of predictions and of peers that could not run are left o
 """
 
 import math
+import warnings
 from pathlib import Path
 
 from jfa.lab import figures
@@ -151,7 +152,8 @@ def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_v
     """Measure peers on one jagged shape on the current GPU, as the benchmark does; return measured rows."""
     import torch
 
-    with torch.cuda.stream(torch.cuda.Stream()):  # backward is captured only on the stream of its forward
+    with warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):  # as in `jfa.lab.bench`
+        warnings.filterwarnings("ignore", module=r"cutlass\.")  # FlashAttention-4's compiler names its files
         return _live(quick, peers)
 
 

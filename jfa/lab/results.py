@@ -18,7 +18,7 @@ from jfa.lab.figures import FOLDER
 from jfa.lab.recorded import geometric_mean
 
 RESULTS, EARLIER, SHORT = "09_results", "09_results_earlier", "09_results_short"  # the last run first
-MEMORY, TUNING, CLOCKS = "09_memory", "09_tuning", "10_clocks"
+MEMORY, TUNING, CLOCKS, HOST = "09_memory", "09_tuning", "10_clocks", "09_host"
 MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
 DIRECTIONS = ("forward", "backward")
 NOTHING = "not measured yet"
@@ -346,6 +346,8 @@ def readme_text(rows: list[dict]) -> str:
         text += ["", runs]
     if alone := derived.alone_text(load(CLOCKS), rows, load(SHORT)):
         text += [alone]
+    if host := derived.host_text(load(HOST)):
+        text += [host]
     text += ["", derived.ladder_text(load("09_ladder"))]
     where = pandas.DataFrame([row for row in rows if row.get("timer")])
     text += [

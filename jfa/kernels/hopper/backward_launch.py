@@ -19,9 +19,9 @@ STATIONARY_ROWS = 512  # up to here dQ on chip beat the reduction on every shape
 def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
-    Over `peeled`, whole calls: multicast of Q and dO (two_cta) gained 1 % at most and lost 12 % on average of
-    eight jagged shapes; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 1 % at
-    most; in short samples 4 %), and 1 % on the ladder's jagged ones. More than 512 rows: not timed.
+    Over `peeled`, whole calls: multicast of Q and dO (two_cta) lost 1 to 40 % on eight jagged shapes, 12 % on
+    average; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 1 % at most; in
+    short samples it gained 4 %) and nothing on the jagged ones. More than 512 rows: not timed.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:
         return ladder.BACKWARD_STATIONARY
