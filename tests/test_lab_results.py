@@ -123,6 +123,16 @@ def test_the_ratio_alone_stands_beside_both_ways_in_turn():
     assert derived.alone_text([], full(), full()) == derived.alone_text(full(), full(), []) == ""
 
 
+def test_targets_as_a_table_say_what_the_lines_say():
+    rows = full()
+    head, _, *lines = tables.targets_table(rows, memory()).splitlines()
+    assert head.startswith("| target | wanted | measured |")
+    for line, target in zip(lines, results.targets(rows, memory()), strict=True):
+        assert target.name in line and target.wanted in line
+        assert ("reached" in line, "missed" in line) == (target.reached is True, target.reached is False)
+    assert all(f"| {results.NOTHING} |  |" in line for line in tables.targets_table([]).splitlines()[2:])
+
+
 def test_what_an_eager_call_costs_the_host():
     case = cases.host_cases()[0]
     rows = [

@@ -175,6 +175,17 @@ def tuning_extremes(rows: list[dict], count: int = 10) -> str:
     return tuning_table([{name: row.get(name, "") for name in columns} for row in gaps])
 
 
+def targets_table(rows: list[dict], memory: list[dict] = ()) -> str:
+    """Every target with its value, as Markdown."""
+    lines = ["| target | wanted | measured | | values |", "|---|---|---|---|---|"]
+    for one in results.targets(rows, memory):
+        measured = results.NOTHING if one.found is None else f"{one.found:.3g}{one.unit}"
+        verdict = {None: "", True: "reached", False: "missed"}[one.reached]
+        values = f"{one.shapes}{'; ' + one.note if one.note else ''}"
+        lines.append(f"| {one.name} | {one.wanted} | {measured} | {verdict} | {values} |")
+    return "\n".join(lines)
+
+
 def tuning_text(rows: list[dict]) -> str:
     """How many ideas the tuning log holds, and how many predictions had the right sign."""
     gaps = tuning_gaps(rows)
