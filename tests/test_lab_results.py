@@ -148,9 +148,14 @@ def test_what_an_eager_call_costs_the_host():
         for name, times in {"jfa": (0.2, 0.4), "fa4": (0.1, 0.25), "jfa_baseline": (0.3, None)}.items()
         for way, ms in zip(results.DIRECTIONS, times, strict=True)
     ]
-    said = derived.host_text(rows)
-    assert said.endswith("(median): ours 200 and 400 us, FlashAttention-4 100 and 250 us.")
-    assert derived.host_text([]) == ""
+    eager = "(median, eager calls): ours 200 and 400 us, FlashAttention-4 100 and 250 us."
+    assert derived.host_text(rows).endswith(eager)
+    graphs = [row | {"timer": "cuda-graph", "ms_p50": row["ms_p50"] and row["ms_p50"] / 10} for row in rows]
+    said = derived.host_text([*graphs, *rows])
+    assert said.endswith(
+        f"{eager} Replayed as graphs they take: ours 20 and 40 us, FlashAttention-4 10 and 25 us."
+    )
+    assert derived.host_text(graphs) == derived.host_text([]) == ""
 
 
 def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):

@@ -36,17 +36,23 @@ def prose(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def example() -> str:
-    """Return the Python example of README."""
-    (found,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+def examples() -> list[str]:
+    """Return the Python examples of README: the one for any machine, and the one for a GPU."""
+    found = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(found) == 2
     return found
 
 
 def test_the_example_of_the_readme_runs(capsys):
-    exec(compile(example(), "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(examples()[0], "README.md", "exec"), {"__name__": "readme"})
     assert "reference" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_gpu_the_second_example_of_the_readme_runs():
+    names = {"__name__": "readme"}
+    exec(compile(examples()[1], "README.md", "exec"), names)
+    assert all(gradient.abs().sum() > 0 for gradient in names["gradients"])
 
 
 def test_the_readme_names_the_two_commands_and_every_notebook():

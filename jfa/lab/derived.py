@@ -230,19 +230,21 @@ HOSTS = {
 
 
 def host_text(rows: list[dict]) -> str:
-    """What an eager call costs the host, ours and the peers', from rows of ``bench --host``; or ""."""
-    found = results.Measured.of(rows).rows
-    times = {(way, name): row["ms_p50"] for (_, way, name, _), row in found.items()}
-    told = []
-    for name, title in HOSTS.items():
-        if all((way, name) in times for way in DIRECTIONS):
-            told.append(f"{title} {' and '.join(f'{1e3 * times[way, name]:.0f}' for way in DIRECTIONS)} us")
-    if not told:
+    """The host's time for eager calls, beside the calls as graphs, from rows of the suite "host"; or ""."""
+    told = {}
+    for timer in ("host-clock", "cuda-graph"):
+        found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
+        times = {(way, name): 1e3 * row["ms_p50"] for (_, way, name, _), row in found.items()}
+        told[timer] = ", ".join(
+            f"{title} {' and '.join(f'{times[way, name]:.0f}' for way in DIRECTIONS)} us"
+            for name, title in HOSTS.items()
+            if all((way, name) in times for way in DIRECTIONS)
+        )
+    if not told["host-clock"]:
         return ""
-    return (
-        "Without a graph the host takes, for a forward and a backward call on a batch that leaves the GPU "
-        f"idle (median): {', '.join(told)}."
-    )
+    text = "For a forward and a backward call on eight short sequences the host takes (median, eager calls): "
+    text += f"{told['host-clock']}."
+    return f"{text} Replayed as graphs they take: {told['cuda-graph']}." if told["cuda-graph"] else text
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
