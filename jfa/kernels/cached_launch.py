@@ -1,7 +1,7 @@
 """Launches that do not ask Triton again which binary they need.
 
 Triton finds the binary of a launch by a text that spells out every compile-time constant: with the roles of
-a step among them that takes most of the host's time for a call. Here the first launch of a kind goes through
+a step among them that takes much of the host's time for a call. Here the first launch of a kind goes through
 Triton, and what it compiled is kept under a key that tells apart at least what Triton tells apart: the dtype
 and the alignment of pointers, the dtype and the box of descriptors, ints by width and divisibility, constants
 by value or, if they are functions, by identity.

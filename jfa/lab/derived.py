@@ -231,18 +231,20 @@ HOSTS = {
 
 def host_text(rows: list[dict]) -> str:
     """The host's time for eager calls, beside the calls as graphs, from rows of the suite "host"; or ""."""
-    told = {}
+    told, ways = {}, (*DIRECTIONS, "both")
     for timer in ("host-clock", "cuda-graph"):
         found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
         times = {(way, name): 1e3 * row["ms_p50"] for (_, way, name, _), row in found.items()}
-        told[timer] = ", ".join(
-            f"{title} {' and '.join(f'{times[way, name]:.0f}' for way in DIRECTIONS)} us"
+        told[timer] = "; ".join(
+            f"{title} {', '.join(f'{times[way, name]:.0f}' for way in ways)} us"
             for name, title in HOSTS.items()
-            if all((way, name) in times for way in DIRECTIONS)
+            if all((way, name) in times for way in ways)
         )
     if not told["host-clock"]:
         return ""
-    text = "For a forward and a backward call on eight short sequences the host takes (median, eager calls): "
+    text = (
+        "Forward, backward and both in one go on eight short sequences take the host (eager calls, median): "
+    )
     text += f"{told['host-clock']}."
     return f"{text} Replayed as graphs they take: {told['cuda-graph']}." if told["cuda-graph"] else text
 

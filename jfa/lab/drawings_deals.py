@@ -183,14 +183,14 @@ def _gain(rows) -> str:
     deal = wide[ONE_QUERY_TILE] / wide["balanced"]
     tile = wide["dynamic"] / wide[ONE_QUERY_TILE]
     return (
-        f"Forward, measured: dealing at run time {_percent(deal.dropna())}, "
+        f"Forward, measured: a run-time deal {_percent(deal.dropna())}, "
         f"a second Q tile {_percent(tile.dropna())}"
     )
 
 
 def _percent(ratios) -> str:
-    """What ratios say, in a few words: "gains 3 to 5 %", "loses ...", or from which to which factor."""
+    """What ratios say, in a few words: "gains 3 to 5 %", "loses ...", or "changes at most ..."."""
     low, high = sorted(abs(100 * (ratio - 1)) for ratio in (ratios.min(), ratios.max()))
     if ratios.min() >= 1 or ratios.max() <= 1:
         return f"{'gains' if ratios.min() >= 1 else 'loses'} {low:.0f} to {high:.0f} %"
-    return f"is {ratios.min():.2f} to {ratios.max():.2f} times"
+    return f"changes at most {high:.0f} %"

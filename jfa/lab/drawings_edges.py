@@ -155,5 +155,5 @@ def gain(rows):
     if len(backward):
         low, high = backward["measured_gain"].min(), backward["measured_gain"].max()
         title += f", {low:.2f} to {high:.2f} backward"
-    note = "the main kernel alone · hollow: blocks of 64 keys for short sequences, so not peeling alone"
+    note = "the tile list given · hollow: blocks of 64 keys for short sequences, so not peeling alone"
     return style.finish(figure, title, f"{note} · {style.caption(rows)}")

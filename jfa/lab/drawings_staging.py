@@ -73,8 +73,8 @@ def spread(rows) -> float:
 
 def _finding(rows) -> str:
     share = spread(rows)
-    few = "Measured: few destinations (M=128)"
-    return f"{few} are added to at {100 * share:.0f} % of the best rate"
+    few = "Measured: adds to few destinations (M=128)"
+    return f"{few} reach {100 * share:.0f} % of the best rate"
 
 
 def rate(rows):
