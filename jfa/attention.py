@@ -326,28 +326,38 @@ class _Differentiable(torch.autograd.Function):
         return None, *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *unused
 
 
-def _make_differentiable(name: str) -> None:
+class _DifferentiableOnce(torch.autograd.Function):
+    """The backward operator where its results could be differentiated, which is refused when it is done."""
+
+    @staticmethod
+    def forward(ctx, run, *arguments):
+        return run()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("jagged_flash_attention has first derivatives only; a second one was asked for")
+
+
+def _make_differentiable(name: str, function, count: int) -> None:
+    """Put an autograd function around an operator whose first ``count`` arguments may want derivatives."""
     op = getattr(torch.ops.jfa, name).default
 
-    def call(keyset, q, k, v, *rest):
+    def call(keyset, *arguments):
         def run():
             with torch._C._AutoDispatchBelowAutograd():
-                return op.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, *rest)
+                return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
+        tensors = [x for x in arguments[:count] if x is not None]
         dual = forward_ad._current_level >= 0  # cheaper than to ask the tensors
-        if dual and any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        if dual and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
             raise NotImplementedError(
                 "jagged_flash_attention has no forward-mode derivative; use reverse mode"
             )
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _Differentiable.apply(run, q, k, v, *rest)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return function.apply(run, *arguments)
         return run()
 
     LIBRARY.impl(name, call, "Autograd", with_keyset=True)
-
-
-def _refuse(ctx, *grads):
-    raise RuntimeError("jagged_flash_attention has first derivatives only; a second one was asked for")
 
 
 for _name, _real, _fake in (
@@ -357,6 +367,6 @@ for _name, _real, _fake in (
 ):
     torch.library.impl(f"jfa::{_name}", "default", _real, lib=LIBRARY)
     torch.library.register_fake(f"jfa::{_name}", _fake, lib=LIBRARY)
-for _name in ("forward", "forward_scheduled"):
-    _make_differentiable(_name)
-torch.library.register_autograd("jfa::backward", _refuse, lib=LIBRARY)
+_make_differentiable("forward", _Differentiable, 3)
+_make_differentiable("forward_scheduled", _Differentiable, 3)
+_make_differentiable("backward", _DifferentiableOnce, 7)

@@ -501,6 +501,15 @@ def test_forward_mode_is_refused_and_not_zero():
         attend(primals[x])
 
 
+def test_forward_mode_through_the_backward_pass_is_refused_too():
+    q, k, v = (torch.randn(rows, 1, 4, dtype=torch.float64, requires_grad=True) for rows in (2, 5, 5))
+    out = jfa.jagged_flash_attention(q, k, v, torch.tensor([0, 5]))
+    with torch.autograd.forward_ad.dual_level():
+        weight = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch.autograd.grad((out * weight).sum(), q)
+
+
 def test_meta_tensors_with_gradients_and_a_named_step():
     q, k, v = (torch.randn(rows, 2, 64, dtype=torch.bfloat16, device="meta") for rows in (4, 9, 9))
     q.requires_grad_()

@@ -33,6 +33,12 @@ def scale_rows(x, y, n, factor, CHANGE: tl.constexpr, BLOCK: tl.constexpr, EXTRA
     tl.store(y + at, value, mask=at < n)
 
 
+@triton.jit
+def copy_rows(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
 class Binary:
     """What Triton gives back for a launch; remembers what it was run with."""
 
@@ -153,6 +159,64 @@ def test_hooks_see_every_launch(compiled, monkeypatch):
     monkeypatch.setattr(scale_rows, "pre_run_hooks", [print])
     go()
     assert len(compiled) == 4
+
+
+def test_a_hook_into_stages_and_a_run_of_one_kernel_see_every_launch(compiled, monkeypatch):
+    x = rows()
+
+    def go():
+        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+
+    go()
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "add_stages_inspection_hook", lambda *_: ("", ""))
+        go()
+    with monkeypatch.context() as patch:
+        patch.setattr(scale_rows, "run", lambda *_, **__: None)
+        go()
+    assert len(compiled) == 3
+
+
+def test_a_launch_without_a_binary_is_not_kept(compiled, monkeypatch):
+    """Triton gives None where a hook (jit_cache_hook) took over the compilation."""
+    x = rows()
+    kind = triton.runtime.jit.JITFunction
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "__getitem__", lambda self, grid: lambda *_, **__: None)
+        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+    for _ in range(2):
+        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+    assert [len(binary.runs) for binary, *_ in compiled] == [1]
+
+
+class Width(int):
+    """An int that is not quite one."""
+
+
+@pytest.mark.parametrize("value", [tl.constexpr(64), double, (1, 2), Width(64), "64"])
+def test_an_argument_of_another_kind_goes_through_triton(compiled, value):
+    for _ in range(2):
+        launch(scale_rows, (1,), rows(), rows(), value, 2.0, CHANGE=double, BLOCK=64)
+    assert len(compiled) == 2
+
+
+def test_torch_compile_sees_the_kernel(monkeypatch):
+    """It puts a launch into its graph, if it can follow the code down to it."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda *_: True)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    graphs = []
+
+    def backend(module, examples):
+        graphs.append(module.code)
+        return lambda *given: [given[0] + 1]
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def step(x):
+        launch(copy_rows, (1,), x, x, 64, BLOCK=64)  # functions as constants are more than it knows
+        return x + 1
+
+    step(rows())
+    assert len(graphs) == 1 and "triton_kernel" in graphs[0]
 
 
 def test_who_replaces_run_sees_every_launch():

@@ -154,6 +154,7 @@ def test_what_an_eager_call_costs_the_host():
     graphs = [row | {"timer": "cuda-graph", "ms_p50": row["ms_p50"] and row["ms_p50"] / 10} for row in rows]
     replayed = "Replayed as graphs they take: ours 20, 40, 100 us; FlashAttention-4 10, 25, 50 us."
     assert derived.host_text([*graphs, *rows]).endswith(f"{eager} {replayed}")
+    assert derived.host_text([row | {"scope": "kernel", "ms_p50": 7} for row in rows] + rows).endswith(eager)
     assert derived.host_text(graphs) == derived.host_text([]) == ""
 
 

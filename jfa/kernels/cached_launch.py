@@ -4,11 +4,12 @@ Triton finds the binary of a launch by a text that spells out every compile-time
 a step among them that takes much of the host's time for a call. Here the first launch of a kind goes through
 Triton, and what it compiled is kept under a key that tells apart at least what Triton tells apart: the dtype
 and the alignment of pointers, the dtype and the box of descriptors, ints by width and divisibility, constants
-by value or, if they are functions, by identity.
+by value or, if they are functions or other objects, by identity. An argument of another type, a call that
+`torch.compile` traces, and whoever replaces a kernel's ``run`` (the emulator, `jfa.lab.launches`) or hooks
+into launches or stages have every launch go through Triton.
 
-Whoever replaces `JITFunction.run` (the emulator, `jfa.lab.launches`) or hooks into it sees every launch. What
-changes after a kernel's first launch is not looked at again: global variables of a kernel and the compile
-options in TRITON_* variables.
+What changes after a kernel's first launch is not looked at again: its global variables, and what else Triton
+reads then, in TRITON_* variables, in its knobs (debug, instrumentation), on the kernel.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PLAIN = frozenset({int, float, bool, str, tuple, type(None)})  # constants that a key holds by value
+SIMPLE = frozenset({float, bool, type(None)})  # arguments that Triton compiles for by their type alone
 
 
 class Kept(NamedTuple):
@@ -36,7 +38,7 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
 
     ``arguments``: values for the kernel's first parameters. ``constants``: its constexprs, compile options.
     """
-    if not _unwatched(kernel):
+    if torch.compiler.is_dynamo_compiling() or not _unwatched(kernel):
         kernel[grid](*arguments, **constants)
         return
     driver = triton.runtime.driver.active
@@ -45,8 +47,9 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
     kept = _KEPT.get(key)
     if kept is None:
         binary = kernel[grid](*arguments, **constants)
-        rest = [constants.get(one.name, one.default) for one in kernel.params[len(arguments) :]]
-        _KEPT[key] = Kept(binary, tuple(rest), (kernel, *constants.values()))
+        if key is not None and binary is not None:  # None: a hook kept Triton from compiling
+            rest = [constants.get(one.name, one.default) for one in kernel.params[len(arguments) :]]
+            _KEPT[key] = Kept(binary, tuple(rest), (kernel, *constants.values()))
         return
     place = (*grid, 1, 1)[:3]
     binary, stream = kept.binary, driver.get_current_stream(device)
@@ -54,28 +57,31 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
     binary.run(*place, *how, *arguments, *kept.rest)
 
 
-def key_of(kernel, device: int, arguments: tuple, constants: dict) -> tuple:
-    """What tells apart launches that need different binaries, and now and then some that do not."""
+def key_of(kernel, device: int, arguments: tuple, constants: dict) -> tuple | None:
+    """What tells apart launches that need different binaries, now and then some that do not; or no key."""
+    kinds = [_kind(x) for x in arguments]
+    if None in kinds:
+        return None
     values = [x if type(x) in PLAIN else id(x) for x in constants.values()]
-    return (id(kernel), device, *constants, *values, *map(_kind, arguments))
+    return (id(kernel), device, *constants, *values, *kinds)
 
 
 def _kind(x):
-    """What Triton compiles for in one argument."""
+    """What Triton compiles for in one argument; None where that is not known here."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
     kind = type(x)
     if kind is int:
         return (x % 16 == 0, -(2**31) <= x < 2**31, x < 2**63) if x != 1 else 1
     if kind is TensorDescriptor:
-        return x.base.dtype, *x.block_shape
-    return kind
+        return "box", x.base.dtype, *x.block_shape
+    return kind if kind in SIMPLE else None
 
 
 def _unwatched(kernel) -> bool:
     """Whether a launch would go through Triton alone: nobody replaced `run`, no hook wants to know."""
-    run = getattr(type(kernel), "run", None)
+    run = getattr(kernel, "run", None)
     if getattr(run, "__globals__", {}).get("__name__") != "triton.runtime.jit" or kernel.pre_run_hooks:
         return False
     hooks = triton.knobs.runtime
-    return not (hooks.launch_enter_hook or hooks.launch_exit_hook)
+    return not (hooks.launch_enter_hook or hooks.launch_exit_hook or hooks.add_stages_inspection_hook)

@@ -234,7 +234,11 @@ def host_text(rows: list[dict]) -> str:
     told, ways = {}, (*DIRECTIONS, "both")
     for timer in ("host-clock", "cuda-graph"):
         found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
-        times = {(way, name): 1e3 * row["ms_p50"] for (_, way, name, _), row in found.items()}
+        times = {
+            (way, name): 1e3 * row["ms_p50"]
+            for (_, way, name, scope), row in found.items()
+            if scope == "call"
+        }
         told[timer] = "; ".join(
             f"{title} {', '.join(f'{times[way, name]:.0f}' for way in ways)} us"
             for name, title in HOSTS.items()
