@@ -6,7 +6,8 @@ Triton, and what it compiled is kept under a key that tells apart at least what 
 and the alignment of pointers, the dtype and the box of descriptors, ints by width and divisibility, constants
 by value or, if they are functions or other objects, by identity. An argument of another type, a call that
 `torch.compile` traces, and whoever replaces a kernel's ``run`` (the emulator, `jfa.lab.launches`) or hooks
-into launches or stages have every launch go through Triton.
+into launches or stages have every launch go through Triton. (Triton's own shortcut, ``c_cache``, made these
+launches no faster without its C dispatcher, which is off by default.)
 
 What changes after a kernel's first launch is not looked at again: its global variables, and what else Triton
 reads then, in TRITON_* variables, in its knobs (debug, instrumentation), on the kernel.
