@@ -215,6 +215,9 @@ def test_stages_that_hold_each_other_are_added_once():
     rows = pandas.DataFrame([facts | {"left_out": name, "ms_p50": took} for name, took in times.items()])
     (line,) = drawings_profile.together(rows).to_dict("records")
     assert line["single, summed"] == pytest.approx(0.25) and line["all"] == 0.5
+    (far,) = drawings_profile.explained(rows).to_dict("records")
+    assert (far["distance"], far["saves most"]) == (0.875, "softmax")
+    assert far["of the distance"] == pytest.approx(0.2 / 0.875)
     title = drawings_profile.ablation_finding(drawings_profile.saved(rows))
     assert title == "One stage left out saves at most 20 % of the time, all of them 50 to 50 %"
 

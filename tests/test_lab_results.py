@@ -149,10 +149,10 @@ def test_what_an_eager_call_costs_the_host():
         for name, times in took.items()
         for way, ms in zip((*results.DIRECTIONS, "both"), times, strict=True)
     ]
-    eager = "(eager calls, median): ours 200, 400, 1000 us; FlashAttention-4 100, 250, 500 us."
+    eager = "takes 200, 400 and 1000 us (ours); 100, 250 and 500 us (FlashAttention-4)."
     assert derived.host_text(rows).endswith(eager)
     graphs = [row | {"timer": "cuda-graph", "ms_p50": row["ms_p50"] and row["ms_p50"] / 10} for row in rows]
-    replayed = "Replayed as graphs they take: ours 20, 40, 100 us; FlashAttention-4 10, 25, 50 us."
+    replayed = "Replayed as graphs they take 20, 40 and 100 us (ours); 10, 25 and 50 us (FlashAttention-4)."
     assert derived.host_text([*graphs, *rows]).endswith(f"{eager} {replayed}")
     assert derived.host_text([row | {"scope": "kernel", "ms_p50": 7} for row in rows] + rows).endswith(eager)
     assert derived.host_text(graphs) == derived.host_text([]) == ""

@@ -234,23 +234,17 @@ def host_text(rows: list[dict]) -> str:
     told, ways = {}, (*DIRECTIONS, "both")
     for timer in ("host-clock", "cuda-graph"):
         found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
-        times = {
-            (way, name): 1e3 * row["ms_p50"]
-            for (_, way, name, scope), row in found.items()
-            if scope == "call"
-        }
+        calls = {key[1:3]: 1e3 * row["ms_p50"] for key, row in found.items() if key[3] == "call"}
         told[timer] = "; ".join(
-            f"{title} {', '.join(f'{times[way, name]:.0f}' for way in ways)} us"
+            "{:.0f}, {:.0f} and {:.0f} us".format(*(calls[way, name] for way in ways)) + f" ({title})"
             for name, title in HOSTS.items()
-            if all((way, name) in times for way in ways)
+            if all((way, name) in calls for way in ways)
         )
     if not told["host-clock"]:
         return ""
-    text = (
-        "Forward, backward and both in one go on eight short sequences take the host (eager calls, median): "
-    )
-    text += f"{told['host-clock']}."
-    return f"{text} Replayed as graphs they take: {told['cuda-graph']}." if told["cuda-graph"] else text
+    text = "Eight short sequences (M = N = 128), forward, backward and both in one go, medians: until eager "
+    text += f"calls return, the host takes {told['host-clock']}."
+    return f"{text} Replayed as graphs they take {told['cuda-graph']}." if told["cuda-graph"] else text
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:

@@ -286,6 +286,21 @@ def together(rows):
     return table
 
 
+def explained(rows):
+    """A line a pass, step and M: the distance to the roofline, a share of the time, and what saves most.
+
+    "of the distance": what that stage's saving is of it.
+    """
+    key = ["direction", "step", "M"]
+    part = saved(rows)
+    part = part[part["left_out"] != ablation.ALL].reset_index(drop=True)
+    most = part.loc[part.groupby(key)["saved"].idxmax()].set_index(key)
+    whole = together(rows)
+    table = pandas.DataFrame({"distance": 1 - whole["TFLOPS"] / whole["roof"]})
+    table["saves most"], table["saved"] = most["left_out"], most["saved"]
+    return table.assign(**{"of the distance": table["saved"] / table["distance"]})
+
+
 ROUNDS = {"staged": "staged", "the same again": "ink", "peeled": "peeled"}
 
 
