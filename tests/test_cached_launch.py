@@ -85,6 +85,12 @@ def rows(count=64, dtype=torch.float32, shift=0):
     return torch.zeros(count + shift, dtype=dtype)[shift:]
 
 
+def double_rows():
+    """A launch that always has the same key."""
+    x = rows()
+    launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+
+
 def test_the_second_launch_runs_the_first_one_s_binary(compiled):
     x, y, z = rows(), rows(), rows()
     constants = {"CHANGE": double, "BLOCK": 64, "num_warps": 4}
@@ -130,7 +136,6 @@ def test_a_kernel_that_is_gone_leaves_its_identity_to_nobody(compiled):
 
 
 def test_an_error_of_the_first_launch_is_not_kept(compiled, monkeypatch):
-    x = rows()
     kind = triton.runtime.jit.JITFunction
     working = kind.__getitem__
 
@@ -139,53 +144,42 @@ def test_an_error_of_the_first_launch_is_not_kept(compiled, monkeypatch):
 
     monkeypatch.setattr(kind, "__getitem__", failing)
     with pytest.raises(RuntimeError, match="does not compile"):
-        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+        double_rows()
     monkeypatch.setattr(kind, "__getitem__", working)
-    launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+    double_rows()
     assert len(compiled) == 1
 
 
 def test_hooks_see_every_launch(compiled, monkeypatch):
-    x = rows()
-
-    def go():
-        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
-
-    go()
+    double_rows()
     for chain in (triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook):
         chain.add(print)
-        go()
+        double_rows()
         chain.remove(print)
     monkeypatch.setattr(scale_rows, "pre_run_hooks", [print])
-    go()
+    double_rows()
     assert len(compiled) == 4
 
 
 def test_a_hook_into_stages_and_a_run_of_one_kernel_see_every_launch(compiled, monkeypatch):
-    x = rows()
-
-    def go():
-        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
-
-    go()
+    double_rows()
     with monkeypatch.context() as patch:
         patch.setattr(triton.knobs.runtime, "add_stages_inspection_hook", lambda *_: ("", ""))
-        go()
+        double_rows()
     with monkeypatch.context() as patch:
         patch.setattr(scale_rows, "run", lambda *_, **__: None)
-        go()
+        double_rows()
     assert len(compiled) == 3
 
 
 def test_a_launch_without_a_binary_is_not_kept(compiled, monkeypatch):
     """Triton gives None where a hook (jit_cache_hook) took over the compilation."""
-    x = rows()
     kind = triton.runtime.jit.JITFunction
     with monkeypatch.context() as patch:
         patch.setattr(kind, "__getitem__", lambda self, grid: lambda *_, **__: None)
-        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+        double_rows()
     for _ in range(2):
-        launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+        double_rows()
     assert [len(binary.runs) for binary, *_ in compiled] == [1]
 
 
@@ -220,10 +214,9 @@ def test_torch_compile_sees_the_kernel(monkeypatch):
 
 
 def test_who_replaces_run_sees_every_launch():
-    x = rows()
     with capture_launches() as seen:
         for _ in range(3):
-            launch(scale_rows, (1,), x, x, 64, 2.0, CHANGE=double, BLOCK=64)
+            double_rows()
     assert [one.name for one in seen] == ["scale_rows"] * 3
 
 

@@ -18,7 +18,7 @@ def test_without_a_gpu_it_refuses_and_says_why():
 
 
 def test_wrong_requests_are_named():
-    with pytest.raises(ValueError, match="CUDA graph"):
+    with pytest.raises(ValueError, match="no CUDA graph"):
         measure.interleave({"a": lambda: None}, host_clock=True, graph=True)
     with pytest.raises(ValueError, match="one round"):
         measure.interleave({"a": lambda: None}, rounds=0, host_clock=True)

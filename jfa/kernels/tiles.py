@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from jfa.kernels.cached_launch import launch
+from jfa.kernels.launch import launch
 from jfa.kernels.problem import Problem
 
 ORDERS = ("natural", "sorted")

@@ -221,23 +221,19 @@ def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
     )
 
 
-HOSTS = {
-    "jfa": "ours",
-    "fa4": "FlashAttention-4",
-    "torch_varlen": "PyTorch varlen",
-    "jfa_baseline": "our baseline",
-}
-
-
 def host_text(rows: list[dict]) -> str:
     """The host's time for eager calls, beside the calls as graphs, from rows of the suite "host"; or ""."""
+    from jfa.lab import style
+
     told, ways = {}, (*DIRECTIONS, "both")
     for timer in ("host-clock", "cuda-graph"):
         found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
         calls = {key[1:3]: 1e3 * row["ms_p50"] for key, row in found.items() if key[3] == "call"}
         told[timer] = "; ".join(
-            "{:.0f}, {:.0f} and {:.0f} us".format(*(calls[way, name] for way in ways)) + f" ({title})"
-            for name, title in HOSTS.items()
+            "{:.0f}, {:.0f} and {:.0f} us ({})".format(
+                *(calls[way, name] for way in ways), style.label_of(name)
+            )
+            for name in dict.fromkeys(name for _, name in calls)
             if all((way, name) in calls for way in ways)
         )
     if not told["host-clock"]:

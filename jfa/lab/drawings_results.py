@@ -152,7 +152,6 @@ def dense(rows):
     looks = {name: {"color": peer[1], "linestyle": peer[2]} for name, peer in style.PEERS.items()}
     looks["jfa"] = {"color": style.color_of(OURS)}
     looks["jfa_baseline"] = {"color": style.color_of("baseline")}
-    names = {"jfa": "ours", "jfa_baseline": "our baseline"}
     for column, (suite, causal) in enumerate(kinds):
         for line, direction in enumerate(DIRECTIONS):
             axes = panels[line, column]
@@ -161,7 +160,7 @@ def dense(rows):
             ]
             for name in sorted(part["impl"].unique(), key=lambda name: (name != "jfa", name)):
                 points = part[part["impl"] == name].sort_values("N")
-                label = names.get(name) or style.label_of(name)
+                label = style.label_of(name)
                 axes.plot(points["N"], points["tflops"], marker="o", markersize=3, label=label, **looks[name])
             ticks = sorted(part["N"].unique())
             axes.set(xscale="log", ylim=(0, None))

@@ -160,7 +160,7 @@ def clock(graph=False, host_clock=False):
 
     if host_clock:
         if graph:
-            raise ValueError("host_clock: the host starts calls, a CUDA graph does not need it to")
+            raise ValueError("host_clock: there is no CUDA graph on the host")
         return _HostClock()
     if not torch.cuda.is_available():
         raise RuntimeError(

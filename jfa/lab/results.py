@@ -139,15 +139,21 @@ class Target:
         """The limit in words."""
         return f"{'at least' if self.at_least else 'at most'} {self.limit:g}{self.unit}"
 
+    @property
+    def measured(self) -> str:
+        """The value in words."""
+        return NOTHING if self.found is None else f"{self.found:.3g}{self.unit}"
+
+    @property
+    def verdict(self) -> str:
+        """Reached or missed, in a word; empty without a measurement."""
+        return {None: "", True: "reached", False: "missed"}[self.reached]
+
     def __str__(self):
-        wanted = self.wanted
         if self.found is None:
-            return f"{NOTHING:<17} {self.name}: {wanted}"
-        verdict = "reached" if self.reached else "missed"
-        note = f"; {self.note}" if self.note else ""
-        return (
-            f"{verdict:<17} {self.name}: {self.found:.3g}{self.unit}, {wanted} ({self.shapes} values{note})"
-        )
+            return f"{self.measured:<17} {self.name}: {self.wanted}"
+        values = f"{self.shapes} values{'; ' + self.note if self.note else ''}"
+        return f"{self.verdict:<17} {self.name}: {self.measured}, {self.wanted} ({values})"
 
 
 def described(case: Case) -> str:

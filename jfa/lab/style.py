@@ -26,6 +26,7 @@ STEPS = {
     "ds_buffered": "#7a1f5c",
     "stationary": _HUES[3],
 }
+OURS = {"jfa": "ours", "jfa_baseline": "our baseline"}
 # Other people's kernels: dark, told apart by their dashes and hatches.
 PEERS = {
     "fa4": ("FlashAttention-4", "#222222", (0, (5, 2)), "//"),
@@ -79,9 +80,11 @@ def styled():
 
 
 def label_of(name):
-    """A step's or peer's name as a figure prints it."""
+    """A step's or an implementation's name as a figure prints it."""
     if name in PEERS:
         return PEERS[name][0]
+    if name in OURS:
+        return OURS[name]
     return (
         str(name).replace("_", " ").replace("two cta", "two-CTA").replace("dq ", "dQ ").replace("ds ", "dS ")
     )

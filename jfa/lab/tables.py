@@ -179,10 +179,8 @@ def targets_table(rows: list[dict], memory: list[dict] = ()) -> str:
     """Every target with its value, as Markdown."""
     lines = ["| target | wanted | measured | | values |", "|---|---|---|---|---|"]
     for one in results.targets(rows, memory):
-        measured = results.NOTHING if one.found is None else f"{one.found:.3g}{one.unit}"
-        verdict = {None: "", True: "reached", False: "missed"}[one.reached]
         values = f"{one.shapes}{'; ' + one.note if one.note else ''}"
-        lines.append(f"| {one.name} | {one.wanted} | {measured} | {verdict} | {values} |")
+        lines.append(f"| {one.name} | {one.wanted} | {one.measured} | {one.verdict} | {values} |")
     return "\n".join(lines)
 
 
