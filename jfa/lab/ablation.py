@@ -104,20 +104,17 @@ def rewritten(module, text: str):
     return sys.modules[name]
 
 
-def without(step, stage: str, spread: int = SPREAD):
-    """The step without one of its stages; ValueError where an edit's pattern is not in the roles' modules.
+def edited(step, edits):
+    """The step with edits (pattern, instead) made in the text of its roles' modules.
 
-    ``spread``: tiles of keys that the batch has at least, which all loads go round where keys stay in L2.
+    ValueError where a pattern is in none of them.
     """
-    known = edits_of(step)
-    if stage not in known:
-        raise ValueError(f"stage: expected one of {', '.join(known)}, got {stage!r}")
     roles = step.roles()
     names = {role.fn.__module__ for role in roles.values()}
     texts = {name: Path(sys.modules[name].__file__).read_text() for name in sorted(names)}
     before = dict(texts)
-    for pattern, instead in known[stage]:
-        counts, instead = {}, instead.replace("SPREAD", str(spread))
+    for pattern, instead in edits:
+        counts = {}
         for name in texts:
             texts[name], counts[name] = re.subn(pattern, instead, texts[name])
         if not any(counts.values()):
@@ -131,6 +128,17 @@ def without(step, stage: str, spread: int = SPREAD):
         if role.fn.__module__ in changed
     }
     return dataclasses.replace(step, **swapped)
+
+
+def without(step, stage: str, spread: int = SPREAD):
+    """The step without one of its stages; ValueError where an edit's pattern is not in the roles' modules.
+
+    ``spread``: tiles of keys that the batch has at least, which all loads go round where keys stay in L2.
+    """
+    known = edits_of(step)
+    if stage not in known:
+        raise ValueError(f"stage: expected one of {', '.join(known)}, got {stage!r}")
+    return edited(step, [(pattern, text.replace("SPREAD", str(spread))) for pattern, text in known[stage]])
 
 
 # ------------------------------------------------------------------------------------------------- on a GPU

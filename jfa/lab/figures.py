@@ -76,6 +76,7 @@ REGISTRY = {
     "08_steps": Figure("drawings_pair:steps"),
     "10_counters": Figure("drawings_profile:counters"),
     "10_ablation": Figure("drawings_profile:ablation_bars"),
+    "10_stamps": Figure("drawings_stamps:clocks"),
     "10_rounds": Figure("drawings_profile:rounds"),
     "10_neighbours": Figure("drawings_clocks:neighbour_curves"),
     "10_clocks": Figure("drawings_clocks:clocks"),

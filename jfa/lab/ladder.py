@@ -157,7 +157,7 @@ def timed(direction: str) -> dict:
 def experiments() -> dict:
     """Variants of the last forward steps, each with one thing changed."""
     from jfa.kernels import parts
-    from jfa.lab import folded
+    from jfa.lab import folded, late
 
     ladder = variants("forward")
     peeled, staged, stationary = (ladder[name] for name in ("peeled", "staged", "stationary"))
@@ -182,6 +182,8 @@ def experiments() -> dict:
         "staged": staged,
         "staged no turns": tiled(staged, PINGPONG=False),
         "staged folded": sums,
+        "staged late wait": late.waiting(staged),
+        "staged late wait no turns": tiled(late.waiting(staged), PINGPONG=False),
         "staged Q1 more K": tiled(staged, (1, 3, 2), (1, 5, 5)),
         "staged Q1 more V": tiled(staged, (1, 2, 3), (1, 4, 6)),
         "staged zigzag": dataclasses.replace(staged, **static),

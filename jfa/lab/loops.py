@@ -76,3 +76,10 @@ def runs(
         else:
             found.append((instruction.kind, 1))
     return found
+
+
+def before_the_last_wait(loop: list[Instruction], kind: str = "exponential") -> tuple[int, int]:
+    """Return how many instructions of a kind stand before the loop's last wait for products, and all."""
+    last = max((one.index for one in loop if one.opcode.startswith("WARPGROUP.DEPBAR")), default=-1)
+    found = [one.index for one in loop if one.kind == kind]
+    return sum(index < last for index in found), len(found)
