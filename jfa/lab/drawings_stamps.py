@@ -1,10 +1,12 @@
 """How notebook 10 draws stamps: a CTA's groups over time, and where the clocks of an item go."""
 
 import matplotlib.pyplot as plt
+import pandas
 from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import stamps, style
 from jfa.lab.drawings_profile import case_text
+from jfa.lab.targets import Target
 
 KINDS = {
     stamps.SCORES: "mma",
@@ -17,13 +19,27 @@ WAITING = "waits"
 BARS = (stamps.SCORES, stamps.SOFTMAX, stamps.LAST, stamps.WRITE, WAITING)
 
 
+def kind(rows, name: str):
+    """The rows of a kind, "mean" or "span", with numbers where the other kind has none."""
+    part = rows[rows["kind"] == name].copy()
+    for column in part.columns.intersection(["clocks", "spans", "item", "begin"]):
+        part[column] = pandas.to_numeric(part[column], errors="coerce")
+    return part
+
+
+def label(row) -> str:
+    """A shape with its density, where that is not the one of most counters."""
+    usual = row["suite"] != "jagged" or row["density"] == Target("forward", "staged").density
+    return case_text(row) + ("" if usual else f", density {row['density']:g}")
+
+
 def shares(rows):
     """Share of an item's clocks by what a group does, a line a shape; waits are one column, `WAITING`.
 
     What two stamps with nothing in between take is taken off every span.
     """
-    part = rows[rows["kind"] == "mean"].copy()
-    part["case"] = [case_text(row) for row in part.to_dict("records")]
+    part = kind(rows, "mean")
+    part["case"] = [label(row) for row in part.to_dict("records")]
     nothing = part[part["what"] == stamps.EMPTY].set_index("case")["clocks"]
     part["clocks"] = (part["clocks"] - part["spans"] * part["case"].map(nothing)).clip(lower=0)
     table = part.pivot(index="case", columns="what", values="clocks").loc[list(dict.fromkeys(part["case"]))]
@@ -35,39 +51,53 @@ def shares(rows):
 def clocks(rows):
     """Bars: a CTA's lanes over time, then shares of an item's clocks, a bar a shape (10_stamps)."""
     table = shares(rows)
-    figure, (over, bars) = plt.subplots(2, 1, figsize=(8.6, 5.4), height_ratios=[1, 1.5])
-    shown = rows[(rows["kind"] == "span") & (rows["what"] != stamps.EMPTY)]
-    lanes = [stamps.LOADER, *stamps.GROUPS]
-    for row in shown.to_dict("records"):
-        look = {"color": style.KINDS[KINDS[row["what"]]], "edgecolor": "white", "linewidth": 0.4}
-        over.barh(lanes.index(row["lane"]), row["clocks"], 0.72, left=row["begin"], **look)
-    groups = shown[shown["lane"] != stamps.LOADER]
-    over.set_xlim(0, (groups["begin"] + groups["clocks"]).max())
-    over.set_yticks(range(len(lanes)), lanes)
-    over.invert_yaxis()
-    over.set_xlabel("clocks of the SM")
-    case = case_text(shown.iloc[0].to_dict())
-    over.set_title(f"{case}: items {shown['item'].min()} to {shown['item'].max()} of a CTA", loc="left")
+    figure, (over, bars) = plt.subplots(2, 1, figsize=(8.6, 5.6), height_ratios=[1, 1.5])
+    _timeline(over, kind(rows, "span"))
     left = table.iloc[:, 0] * 0
     for what in table:
         color = style.KINDS[KINDS.get(what, "wait")]
         bars.barh(table.index, table[what], 0.7, left=left, color=color, edgecolor="white", label=what)
         for place, (value, start) in enumerate(zip(table[what], left)):
-            if value > 0.04:
-                text = f"{100 * value:.0f} %"
-                ink = style.text_color(color)
-                bars.text(start + value / 2, place, text, ha="center", va="center", fontsize=8.5, color=ink)
+            if value > 0.035:
+                words = {"ha": "center", "va": "center", "fontsize": 8.5, "color": style.text_color(color)}
+                bars.text(start + value / 2, place, f"{100 * value:.0f} %", **words)
         left = left + table[what]
     bars.invert_yaxis()
     bars.set_xlim(0, 1)
     bars.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     bars.set_xlabel("share of a group's clocks for an item")
-    bars.legend(
-        frameon=False, fontsize=8.5, ncols=5, loc="lower left", bbox_to_anchor=(-0.02, 1), handlelength=1
-    )
-    slower = rows["slower"]
-    note = f"with stamps {100 * (slower.min() - 1):.0f} to {100 * (slower.max() - 1):.0f} % slower"
+    place = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "handlelength": 1}
+    bars.legend(frameon=False, fontsize=8.5, ncols=len(BARS), **place)
+    low, high = (100 * (value - 1) for value in (rows["slower"].min(), rows["slower"].max()))
+    note = f"with stamps {low:.0f} to {high:.0f} % slower"
     return style.finish(figure, finding(table), f"{style.caption(rows)} · {note}")
+
+
+def _timeline(axes, shown):
+    """Bars of the loader and of both groups over time, with the number of each item."""
+    lanes = [stamps.LOADER, *stamps.GROUPS]
+    groups = shown[shown["lane"] != stamps.LOADER]
+    stop = (groups["begin"] + groups["clocks"]).max()
+    named = set()
+    for row in shown[shown["what"] != stamps.EMPTY].to_dict("records"):
+        color, place = style.KINDS[KINDS[row["what"]]], lanes.index(row["lane"])
+        axes.barh(
+            place, row["clocks"], 0.72, left=row["begin"], color=color, edgecolor="white", linewidth=0.4
+        )
+        key = (row["lane"], row["item"])
+        if row["what"] in (stamps.SOFTMAX, stamps.LOAD) and key not in named:
+            named.add(key)
+            begin, end = max(row["begin"], 0), min(row["begin"] + row["clocks"], stop)
+            words = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
+            axes.text((begin + end) / 2, place, f"{row['item']:.0f}", **words)
+    axes.set_xlim(0, stop)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.set_xlabel("clocks of the SM")
+    first = shown.iloc[0].to_dict()
+    axes.set_title(
+        f"{label(first)}: items {groups['item'].min():.0f} to {groups['item'].max():.0f} of a CTA", loc="left"
+    )
 
 
 def finding(table) -> str:

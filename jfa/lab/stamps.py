@@ -160,6 +160,19 @@ def means(stamps: np.ndarray) -> tuple[dict[str, tuple[float, float]], int]:
     return {what: (clocks[what] / max(items, 1), count[what] / max(items, 1)) for what in WHAT}, items
 
 
+def timeline(stamps: np.ndarray, items=SHOWN) -> list[dict]:
+    """Columns, a span each, while the groups of a CTA work on some items; and what the loader does meanwhile."""
+    each = list(spans(stamps))
+    groups = [span for span in each if span[0] in GROUPS and span[1] in items]
+    start, stop = min(span[3] for span in groups), max(span[4] for span in groups)
+    groups += [span for span in each if span[0] == LOADER and span[3] < stop and span[4] > start]
+    return [
+        {"kind": "span", "what": what, "lane": lane, "item": item}
+        | {"begin": int(begin - start), "clocks": int(end - begin), "spans": 1}
+        for lane, item, what, begin, end in groups
+    ]
+
+
 # ------------------------------------------------------------------------------------------------- on a GPU
 
 SHAPES = (
@@ -194,12 +207,7 @@ def recorded(chosen=SHAPES, rounds: int = 9, busy_s: float = 0.1):
         for what, (clocks, count) in average.items():
             yield columns | {"kind": "mean", "what": what, "clocks": clocks, "spans": count}
         if target == TIMELINE:
-            cta = list(spans(found[0]))
-            start = min(span[3] for span in cta if span[0] in GROUPS and span[1] == SHOWN[0])
-            for lane, item, what, begin, end in cta:
-                if item in SHOWN:
-                    place = {"begin": int(begin - start), "clocks": int(end - begin)}
-                    shown.append(columns | {"kind": "span", "what": what, "lane": lane, "item": item} | place)
+            shown += [columns | span for span in timeline(found[0])]
     yield from shown
 
 
