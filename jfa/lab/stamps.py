@@ -161,7 +161,7 @@ def means(stamps: np.ndarray) -> tuple[dict[str, tuple[float, float]], int]:
 
 
 def timeline(stamps: np.ndarray, items=SHOWN) -> list[dict]:
-    """Columns, a span each, while the groups of a CTA work on some items; and what the loader does meanwhile."""
+    """Columns of spans: the groups of a CTA work on some items; and what the loader does meanwhile."""
     each = list(spans(stamps))
     groups = [span for span in each if span[0] in GROUPS and span[1] in items]
     start, stop = min(span[3] for span in groups), max(span[4] for span in groups)
