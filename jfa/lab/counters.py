@@ -79,6 +79,10 @@ MISSED = (
     Target("backward", "ds_buffered", M=1024, N=1024, density=1.0, B=192, suite="dense"),
 )
 
+# What a call gets on the shape of all steps, and what missed a target.
+LAST = {"forward": "staged", "backward": "stationary"}
+CALLED = (*(Target(way, step, M=M) for M in (128, 256) for way, step in LAST.items()), *MISSED)
+
 
 def targets(queries=(128, 256), names=None) -> list[Target]:
     """Baseline and steps of both ladders on one jagged shape, then ``MISSED``; of all, those in ``names``."""
@@ -101,17 +105,20 @@ def known(metrics, said: str) -> list[str]:
     return [metric for metric in metrics if metric.startswith("launch__") or metric.split(".")[0] in names]
 
 
-def command(metrics, report: str, arguments=()) -> list[str]:
-    """The ncu command line: counters of the kernels between cudaProfilerStart and Stop, clocks left alone."""
+def command(metrics, report: str, arguments=(), program: str = "jfa.lab.counters") -> list[str]:
+    """The ncu command line: counters of the kernels between cudaProfilerStart and Stop, clocks left alone.
+
+    Without ``metrics`` (None): stall samples of every instruction instead.
+    """
     names = "|".join((*KERNELS, MARK))
     return [
         "ncu",
         *("--clock-control", "none"),
         *("--profile-from-start", "off"),
         *("--kernel-name", f"regex:^({names})$"),
-        *("--metrics", ",".join(metrics)),
+        *(("--metrics", ",".join(metrics)) if metrics is not None else ("--section", "SourceCounters")),
         *("--force-overwrite", "--export", report),
-        *("python", "-m", "jfa.lab.counters", "run", *arguments),
+        *("python", "-m", program, "run", *arguments),
     ]
 
 
@@ -119,6 +126,11 @@ def command_text(metrics, report: str) -> str:
     """The words of `command` in lines of at most 100 characters."""
     words = " ".join(command(metrics, report))
     return textwrap.fill(words, 100, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without its namespace and its parameters."""
+    return name.split("(")[0].split("::")[-1].strip()
 
 
 def rows_of(text: str) -> list[dict]:
@@ -134,7 +146,7 @@ def rows_of(text: str) -> list[dict]:
     table = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
     found = []
     for line in table[1:]:  # the first line holds the units
-        row = {"kernel": line["Kernel Name"].split("(")[0].split("::")[-1].strip()}
+        row = {"kernel": short_name(line["Kernel Name"])}
         for column, (metric, unit) in COUNTERS.items():
             try:
                 row[column] = float(line[metric].replace(",", "")) / unit
@@ -185,6 +197,18 @@ def _told(line: list[str], seconds: float) -> str:
     return done.stdout
 
 
+def profiled(line: list[str], page: list[str], seconds: float = 90) -> str:
+    """What ncu prints of a page of the report that a `command` makes; RuntimeError where there is no ncu."""
+    if shutil.which("ncu") is None:
+        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+    line = [sys.executable if word == "python" else word for word in line]
+    with tempfile.TemporaryDirectory() as folder:
+        report = str(Path(folder) / "report.ncu-rep")
+        line[line.index("--export") + 1] = report
+        _told(line, seconds)
+        return _told(["ncu", "--import", report, "--csv", "--print-units", "base", "--page", *page], 60)
+
+
 def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: float = 90) -> list[dict]:
     """Profile the targets by ncu and return a row a launch, with the provenance.
 
@@ -192,19 +216,14 @@ def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: 
     """
     import torch
 
-    if shutil.which("ncu") is None:
-        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
     chip = "gh100" if torch.cuda.get_device_capability() == (9, 0) else "gb100"
     wanted = [metric for metric, _ in COUNTERS.values()]
-    metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
+    metrics = wanted
+    if shutil.which("ncu"):
+        metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
     if missing := sorted(set(wanted) - set(metrics)):
         print("metrics that this chip lacks:", ", ".join(missing), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        report = str(Path(folder) / "counters.ncu-rep")
-        line = command(metrics, report, arguments)
-        line[line.index("python")] = sys.executable
-        _told(line, seconds)
-        text = _told(["ncu", "--import", report, "--csv", "--page", "raw", "--print-units", "base"], 60)
+    text = profiled(command(metrics, "", arguments), ["raw"], seconds)
     if raw:
         Path(raw).write_text(text)
     where = measure.provenance()

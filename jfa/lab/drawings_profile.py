@@ -110,12 +110,10 @@ def limits(rows) -> list[dict]:
 
 def missed(rows):
     """Rows of shapes on which a target of speed was missed: what a call gets, and what was tried there."""
-    from jfa.lab.counters import MISSED
+    from jfa.lab.counters import CALLED
 
-    both = (("forward", "staged"), ("backward", "stationary"))
-    chosen = [*(targets.Target(way, step, M=M) for M in (128, 256) for way, step in both), *MISSED]
     names = ("suite", "M", "N", "density", "direction", "step")
-    wanted = {tuple(target.columns()[name] for name in names) for target in chosen}
+    wanted = {tuple(target.columns()[name] for name in names) for target in CALLED}
     return rows[[row in wanted for row in rows[list(names)].itertuples(index=False, name=None)]]
 
 
