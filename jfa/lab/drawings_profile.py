@@ -5,9 +5,9 @@ import pandas
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import PercentFormatter
 
-from jfa.lab import ablation, style, targets
+from jfa.lab import ablation, style, targets, waits
 from jfa.lab import rounds as orders
-from jfa.lab.cases import shape_text
+from jfa.lab.targets import case_text
 
 UNITS = {
     "tensor_busy": "tensor\ncores",
@@ -18,8 +18,8 @@ UNITS = {
 }
 # Stall reasons as people say them, in the order of the bars.
 REASONS = {
-    "stall_long_scoreboard": "memory",
-    "stall_barrier": "barrier",
+    "stall_long_scoreboard": "memory, mbarrier",
+    "stall_barrier": "barrier, product",
     "stall_gmma": "tensor cores",
     "stall_math_pipe_throttle": "busy unit",
     "stall_short_scoreboard": "shared memory, exp2",
@@ -36,13 +36,6 @@ def numeric(rows):
 
     columns = [name for name in COUNTERS if name in rows]
     return rows.assign(**{name: pandas.to_numeric(rows[name], errors="coerce") for name in columns})
-
-
-def case_text(row) -> str:
-    """A short name of a row's shape; the query rows alone on the shape on which all steps were counted."""
-    main = targets.Target("forward", "staged")
-    here = (row["suite"], row["N"], row["density"]) == (main.case.suite, main.N, main.density)
-    return f"M={row['M']}" if here else shape_text(row)
 
 
 def by_pass(rows):
@@ -76,34 +69,26 @@ def stalls(table):
     return shares.assign(other=1 - shares.sum(axis=1))
 
 
-# Below this share no unit is called the limit: then warps wait, and the reasons say for what.
-BUSY = 0.75
+BUSY = 0.75  # below this share of its peak no unit is called the limit
 
 
 def limits(rows) -> list[dict]:
-    """What the profiler names as the limit of each step: the busiest unit and why warps wait most.
+    """What the profiler names as the limit of each step: the busiest unit, if it is near its peak.
 
     Rows of `10_counters`; direction, case, step, ``unit`` and ``busy`` (share of its peak), ``tensor`` and
-    ``hbm`` beside it, ``reason`` and ``waiting`` (its share of the warps' waiting), and ``limit`` in words.
+    ``hbm`` beside it, and ``limit`` in words.
     """
     table = by_pass(rows)
     units = [name for name in UNITS if name in table]
-    reasons = stalls(table)
     found = []
-    for place, line in table.iterrows():
+    for _, line in table.iterrows():
         busy = line[units].astype(float).dropna()
-        why = reasons.loc[place].astype(float).dropna()
         row = {name: line[name] for name in ("direction", "case", "step")}
         row |= {"tensor": line.get("tensor_busy"), "hbm": line.get("dram_busy")}
-        row |= {"unit": "-", "busy": float("nan"), "reason": "-", "waiting": float("nan")}
+        row |= {"unit": "-", "busy": float("nan")}
         if len(busy):
             row |= {"unit": UNITS[busy.idxmax()].replace("\n", " "), "busy": float(busy.max())}
-        if len(why):
-            row |= {"reason": why.idxmax(), "waiting": float(why.max())}
-        full = row["busy"] >= BUSY
-        row["limit"] = (
-            f"{row['unit']}, near its peak" if full else f"no unit; warps wait for: {row['reason']}"
-        )
+        row["limit"] = f"{row['unit']}, near its peak" if row["busy"] >= BUSY else "no unit"
         found.append(row)
     return found
 
@@ -117,22 +102,29 @@ def missed(rows):
     return rows[[row in wanted for row in rows[list(names)].itertuples(index=False, name=None)]]
 
 
-def limits_text(rows) -> str:
-    """The lines of `limits` as a table; rows is None where nothing is recorded."""
+def limits_text(rows, sampled=None) -> str:
+    """The lines of `limits` as a table; rows is None where nothing is recorded.
+
+    ``sampled``: rows of `10_waits`, for what the consumers' time goes to, in percent.
+    """
     if rows is None:
         return "not counted: there is no figures/10_counters.csv, so nothing here is named as the limit"
 
     def share(value):
         return "  -" if value != value else f"{100 * value:3.0f}"
 
-    title = f"{'pass':<8} {'case':<12} {'step':<17} {'tensor':>6} {'HBM':>4}"
-    title += f"  {'busiest unit':<17}  waiting most for"
-    lines = [f"{title:<99} the limit"]
+    doing = None if sampled is None else waits.table(sampled)
+    title = f"{'pass':<8} {'case':<12} {'step':<11} {'tensor':>6} {'HBM':>4}  {'busiest unit':<17}"
+    lines = [f"{title}  {'the limit':<26}" + ("" if doing is None else "  consumers, %")]
     for row in limits(rows):
         unit = f"{row['unit']} {share(row['busy'])} %"
-        reason = f"{row['reason']} {share(row['waiting'])} %"
-        head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<17} {share(row['tensor']):>4} %"
-        lines.append(f"{head} {share(row['hbm'])} %  {unit:<17}  {reason:<25} {row['limit']}")
+        head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<11} {share(row['tensor']):>4} %"
+        line = f"{head} {share(row['hbm'])} %  {unit:<17}  {row['limit']:<26}"
+        key = (row["direction"], row["case"], row["step"])
+        if doing is not None and key in doing.index:
+            part = doing.loc[key, list(waits.WHY)]
+            line += "  " + ", ".join(f"{why} {100 * part[why]:.0f}" for why in part.nlargest(3).index)
+        lines.append(line.rstrip())
     said = "of a kernel's time under Nsight Compute, which runs every kernel alone"
     clocks = (
         pandas.to_numeric(rows["sm_clock_mhz"], errors="coerce").dropna() if "sm_clock_mhz" in rows else []

@@ -5,8 +5,7 @@ import pandas
 from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import stamps, style
-from jfa.lab.drawings_profile import case_text
-from jfa.lab.targets import Target
+from jfa.lab.targets import Target, case_text
 
 KINDS = {
     stamps.SCORES: "mma",

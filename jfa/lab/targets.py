@@ -9,6 +9,7 @@ import torch
 
 from jfa import steps
 from jfa.lab import cases, ladder
+from jfa.lab.cases import shape_text
 
 BASELINE = "baseline"
 
@@ -63,6 +64,13 @@ def _inputs(case: cases.Case, device: str):
 def _passed_forward(case: cases.Case, device: str):
     """out and lse of a case, by the last forward step."""
     return ladder.module_of("hopper").forward(*_inputs(case, device)[2])
+
+
+def case_text(row) -> str:
+    """A short name of a row's shape; the query rows alone on the shape on which all steps were counted."""
+    main = Target("forward", "staged")
+    here = (row["suite"], row["N"], row["density"]) == (main.case.suite, main.N, main.density)
+    return f"M={row['M']}" if here else shape_text(row)
 
 
 def step_of(target: Target):

@@ -14,22 +14,18 @@ import csv
 import io
 import re
 import sys
+from pathlib import Path
 
 import pandas
 
 from jfa.lab import counters, measure
-from jfa.lab.cases import shape_text
+from jfa.lab.targets import case_text
 
 CONSUMERS, HELPERS, NOBODY = "consumers", "loaders and writers", "no role"
 WHO = (CONSUMERS, HELPERS, NOBODY)
-OWN, PRODUCT, ARRIVAL, EACH, MEMORY = (
-    "own instructions",
-    "a product",
-    "a load or a slot",
-    "each other",
-    "memory",
-)
-WHY = (OWN, PRODUCT, ARRIVAL, EACH, MEMORY)
+OWN, PRODUCT, ARRIVAL = "own instructions", "a product", "a load or a slot"
+EACH, FENCE, MEMORY = "each other", "a fence", "memory"
+WHY = (OWN, PRODUCT, ARRIVAL, EACH, FENCE, MEMORY)
 PARKED = re.compile(r"BAR\.SYNC\S* 0x1$")  # between roles
 NEAR = 4  # instructions behind a try-wait that still read its result
 
@@ -79,7 +75,10 @@ def _why(sass: list[str], i: int, reason: str) -> str:
     if reason == "barrier":
         return PRODUCT if sass[i].startswith("WARPGROUP.DEPBAR") else EACH
     if reason in ("long_sb", "membar"):
-        return ARRIVAL if any("SYNCS" in text for text in sass[max(i - NEAR, 0) : i + 1]) else MEMORY
+        if any("SYNCS" in text for text in sass[max(i - NEAR, 0) : i + 1]):
+            return ARRIVAL
+        here = " ".join(sass[max(i - 1, 0) : i + 1])
+        return FENCE if "MEMBAR" in here or "FENCE" in here else MEMORY
     return OWN
 
 
@@ -94,21 +93,26 @@ def rows_of(text: str, chosen) -> list[dict]:
     return found
 
 
-def record(chosen=counters.CALLED, seconds: float = 120) -> list[dict]:
-    """Rows of the targets, sampled by ncu on this GPU, with the provenance. Raises as `counters.record`."""
+def record(chosen=counters.CALLED, raw: str | None = None, seconds: float = 120) -> list[dict]:
+    """Rows of the targets, sampled by ncu on this GPU, with the provenance. Raises as `counters.record`.
+
+    ``raw`` keeps ncu's own CSV, a line an instruction.
+    """
     line = counters.command(None, "", program="jfa.lab.waits")
     text = counters.profiled(line, ["source"], seconds)
+    if raw:
+        Path(raw).write_text(text)
     where = measure.provenance()
     return [{**where, **row} for row in rows_of(text, chosen)]
 
 
 def table(rows):
     """A line a kernel: the share of all warps that have no role, and what the consumers do, as shares."""
-    rows = rows.assign(case=[shape_text(row) for row in rows.to_dict("records")])
+    rows = rows.assign(case=[case_text(row) for row in rows.to_dict("records")])
     key = ["direction", "case", "step"]
     order = list(dict.fromkeys(rows[key].itertuples(index=False, name=None)))
     wide = rows.pivot_table(index=key, columns=["who", "why"], values="samples", aggfunc="sum").loc[order]
-    consumers = wide[CONSUMERS][list(WHY)]
+    consumers = wide[CONSUMERS].reindex(columns=list(WHY), fill_value=0)
     found = consumers.div(consumers.sum(axis=1), axis=0)
     found.insert(0, NOBODY, wide[NOBODY].sum(axis=1) / wide.sum(axis=1))
     return found
@@ -126,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.waits", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("run", "record"))
     parser.add_argument("--output", help="CSV to write")
+    parser.add_argument("--raw", help="file for ncu's own CSV")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA device: there is nothing to sample here")
@@ -133,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         counters.run(list(counters.CALLED))
         return 0
     try:
-        rows = record()
+        rows = record(raw=options.raw)
     except (RuntimeError, ValueError) as error:
         parser.error(str(error))
     print(show(table(pandas.DataFrame(rows))), flush=True)
