@@ -35,6 +35,7 @@ def test_it_prints_its_commands(tmp_path, capsys):
     assert [shlex.split(line)[2] for line in lines] == [
         "jfa.lab.counters",
         "jfa.lab.ablation",
+        "jfa.lab.waits",
         "jfa.lab.stamps",
         "jfa.lab.rounds",
         "jfa.lab.neighbours",

@@ -27,7 +27,7 @@ OWN, PRODUCT, ARRIVAL = "own instructions", "a product", "a load or a slot"
 EACH, FENCE, MEMORY = "each other", "a fence", "memory"
 WHY = (OWN, PRODUCT, ARRIVAL, EACH, FENCE, MEMORY)
 PARKED = re.compile(r"BAR\.SYNC\S* 0x1$")  # between roles
-NEAR = 4  # instructions behind a try-wait that still read its result
+NEAR, BRANCH = 4, 24  # instructions behind a try-wait that may wait for its result, and a branch by it
 
 
 def instructions(text: str) -> list[dict]:
@@ -75,7 +75,8 @@ def _why(sass: list[str], i: int, reason: str) -> str:
     if reason == "barrier":
         return PRODUCT if sass[i].startswith("WARPGROUP.DEPBAR") else EACH
     if reason in ("long_sb", "membar"):
-        if any("SYNCS" in text for text in sass[max(i - NEAR, 0) : i + 1]):
+        reach = BRANCH if sass[i].startswith("BRA") else NEAR
+        if any("SYNCS" in text for text in sass[max(i - reach, 0) : i + 1]):
             return ARRIVAL
         here = " ".join(sass[max(i - 1, 0) : i + 1])
         return FENCE if "MEMBAR" in here or "FENCE" in here else MEMORY
