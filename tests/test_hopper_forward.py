@@ -162,7 +162,9 @@ def test_a_role_of_the_readers_takes_effect():
 # ------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("name", ["staged folded", "staged late wait", "staged Q1 more V"])
+@pytest.mark.parametrize(
+    "name", ["staged folded", "staged late wait", "staged late wait no turns", "staged Q1 more V"]
+)
 def test_what_may_be_measured_next_is_right_and_does_not_spill(name):
     tried = ladder.experiments()[name]
     args, options, rule = FEATURES["window"]

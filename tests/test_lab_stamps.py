@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jfa import emulator, steps
-from jfa.lab import ablation, drawings_stamps, ladder, late, loops, pipeline, stamps, targets
+from jfa.lab import ablation, drawings_stamps, figures, ladder, late, loops, pipeline, stamps, targets
 from jfa.lab.targets import Target
 
 SMALL = Target("forward", "staged", M=200, N=300, B=6, D=64)
@@ -81,11 +81,12 @@ def test_what_is_missing_ends_the_spans():
     assert items == {0}
 
 
-def test_the_shares_leave_out_what_stamps_cost():
-    clocks = {stamps.EMPTY: (40, 1), stamps.SCORES: (480, 2), stamps.SOFTMAX: (880, 2), stamps.K: (280, 2)}
+def test_the_shares_leave_out_what_the_shortest_span_takes():
+    clocks = {stamps.EMPTY: (50, 1), stamps.TURN: (40, 2), stamps.SCORES: (440, 2), stamps.SOFTMAX: (840, 2)}
+    clocks |= {what: (20, 1) for what in stamps.WHAT if what not in clocks} | {stamps.K: (240, 2)}
     rows = [
         Target("forward", "staged").columns() | {"kind": "mean", "what": what, "clocks": mean, "spans": count}
-        for what, (mean, count) in ({what: (0, 0) for what in stamps.WHAT} | clocks).items()
+        for what, (mean, count) in clocks.items()
     ]
     table = drawings_stamps.shares(pandas.DataFrame(rows))
     assert table.loc["M=128", stamps.SCORES] == pytest.approx(400 / 1400)
@@ -93,10 +94,35 @@ def test_the_shares_leave_out_what_stamps_cost():
     assert table.sum(axis=1).tolist() == pytest.approx([1])
 
 
-def test_an_edit_that_no_longer_fits_is_refused():
+def test_an_edit_that_fits_elsewhere_too_is_refused():
     step = steps.find("hopper", "forward", "staged")
-    with pytest.raises(ValueError, match="nothing like"):
-        ablation.edited(step, [("no such line", "pass")])
+    with pytest.raises(ValueError, match="expected .* 1 times, found it 2 times"):
+        ablation.edited(step, [(r"group\.await_turn\(\)\n    scores", "scores", 1)])
+    assert all(len(edit) == 3 for edit in (*stamps.EDITS, *late.EDITS))
+
+
+def test_an_item_of_which_blocks_found_no_room_ends_the_spans():
+    cut = stamped()[2][0].copy()
+    cut[2, 3:] = 0  # group 0's blocks from the fourth on
+    spans = [span for span in stamps.spans(cut) if span[0] == "group 0"]
+    assert all(begin <= end for *_, begin, end in spans)
+    whole = {span[1] for span in stamps.spans(stamped()[2][0]) if span[0] == "group 0"}
+    assert {span[1] for span in spans} < whole
+
+
+def test_what_was_recorded_adds_up():
+    rows = figures.read("10_stamps")
+    means, spans = (drawings_stamps.kind(rows, name) for name in ("mean", "span"))
+    assert set(means["what"]) == set(stamps.WHAT) and len(means) == len(stamps.SHAPES) * len(stamps.WHAT)
+    assert (means["slower"] > 1).all() and (means["items"] > 1000).all()
+    table = drawings_stamps.shares(rows)
+    assert (table >= 0).all(axis=None) and table.sum(axis=1).tolist() == pytest.approx(
+        [1] * len(stamps.SHAPES)
+    )
+    for lane in stamps.GROUPS:
+        mine = spans[spans["lane"] == lane].sort_values(["begin", "clocks"])
+        assert (mine["begin"] + mine["clocks"]).iloc[:-1].tolist() == mine["begin"].iloc[1:].tolist()
+    assert "waits" in drawings_stamps.finding(table)
 
 
 def test_the_compiler_moves_the_wait_and_a_condition_holds_it():

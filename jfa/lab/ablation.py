@@ -107,18 +107,21 @@ def rewritten(module, text: str):
 def edited(step, edits):
     """The step with edits (pattern, instead) made in the text of its roles' modules.
 
-    ValueError where a pattern is in none of them.
+    ValueError where a pattern is in none of them, or, for an edit with a third entry, not as often as that.
     """
     roles = step.roles()
     names = {role.fn.__module__ for role in roles.values()}
     texts = {name: Path(sys.modules[name].__file__).read_text() for name in sorted(names)}
     before = dict(texts)
-    for pattern, instead in edits:
-        counts = {}
+    for pattern, instead, *wanted in edits:
+        count = 0
         for name in texts:
-            texts[name], counts[name] = re.subn(pattern, instead, texts[name])
-        if not any(counts.values()):
+            texts[name], more = re.subn(pattern, instead, texts[name])
+            count += more
+        if not count:
             raise ValueError(f"{step.name}: nothing like {pattern!r} in {', '.join(texts)}")
+        if wanted and count != wanted[0]:
+            raise ValueError(f"{step.name}: expected {pattern!r} {wanted[0]} times, found it {count} times")
     changed = {
         name: rewritten(sys.modules[name], text) for name, text in texts.items() if text != before[name]
     }

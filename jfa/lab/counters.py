@@ -197,10 +197,15 @@ def _told(line: list[str], seconds: float) -> str:
     return done.stdout
 
 
-def profiled(line: list[str], page: list[str], seconds: float = 90) -> str:
-    """What ncu prints of a page of the report that a `command` makes; RuntimeError where there is no ncu."""
+def need_ncu() -> None:
+    """RuntimeError where there is no ncu."""
     if shutil.which("ncu") is None:
         raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+
+
+def profiled(line: list[str], page: list[str], seconds: float = 90) -> str:
+    """What ncu prints of a page of the report that a `command` makes. Raises as `need_ncu`."""
+    need_ncu()
     line = [sys.executable if word == "python" else word for word in line]
     with tempfile.TemporaryDirectory() as folder:
         report = str(Path(folder) / "report.ncu-rep")
@@ -216,11 +221,10 @@ def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: 
     """
     import torch
 
+    need_ncu()
     chip = "gh100" if torch.cuda.get_device_capability() == (9, 0) else "gb100"
     wanted = [metric for metric, _ in COUNTERS.values()]
-    metrics = wanted
-    if shutil.which("ncu"):
-        metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
+    metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
     if missing := sorted(set(wanted) - set(metrics)):
         print("metrics that this chip lacks:", ", ".join(missing), flush=True)
     text = profiled(command(metrics, "", arguments), ["raw"], seconds)

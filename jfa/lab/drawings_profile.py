@@ -105,7 +105,7 @@ def missed(rows):
 def limits_text(rows, sampled=None) -> str:
     """The lines of `limits` as a table; rows is None where nothing is recorded.
 
-    ``sampled``: rows of `10_waits`, for what the consumers' time goes to, in percent.
+    ``sampled``: rows of `10_waits`, for what the consumers wait most.
     """
     if rows is None:
         return "not counted: there is no figures/10_counters.csv, so nothing here is named as the limit"
@@ -115,14 +115,16 @@ def limits_text(rows, sampled=None) -> str:
 
     doing = None if sampled is None else waits.table(sampled)
     title = f"{'pass':<8} {'case':<12} {'step':<11} {'tensor':>6} {'HBM':>4}  {'busiest unit':<17}"
-    lines = [f"{title}  {'the limit':<26}" + ("" if doing is None else "  consumers, %")]
+    lines = [
+        f"{title}  {'the limit':<26}" + ("" if doing is None else "  consumers wait for, % of their time")
+    ]
     for row in limits(rows):
         unit = f"{row['unit']} {share(row['busy'])} %"
         head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<11} {share(row['tensor']):>4} %"
         line = f"{head} {share(row['hbm'])} %  {unit:<17}  {row['limit']:<26}"
         key = (row["direction"], row["case"], row["step"])
         if doing is not None and key in doing.index:
-            part = doing.loc[key, list(waits.WHY)]
+            part = doing.loc[key, [why for why in waits.WHY if why not in (waits.ISSUE, waits.OWN)]]
             line += "  " + ", ".join(f"{why} {100 * part[why]:.0f}" for why in part.nlargest(3).index)
         lines.append(line.rstrip())
     said = "of a kernel's time under Nsight Compute, which runs every kernel alone"

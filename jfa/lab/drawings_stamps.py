@@ -12,14 +12,16 @@ KINDS = {
     stamps.SOFTMAX: "softmax",
     stamps.LAST: "reduce",
     stamps.WRITE: "store",
+    stamps.NEXT: "schedule",
     stamps.LOAD: "load",
 } | dict.fromkeys(stamps.WAITS, "wait")
 WAITING = "waits"
-BARS = (stamps.SCORES, stamps.SOFTMAX, stamps.LAST, stamps.WRITE, WAITING)
+BARS = (stamps.SCORES, stamps.SOFTMAX, stamps.LAST, stamps.WRITE, stamps.NEXT, WAITING)
+LANES = {stamps.LOADER: "loader, also waiting"} | {name: name for name in stamps.GROUPS}
 
 
 def kind(rows, name: str):
-    """The rows of a kind, "mean" or "span", with numbers where the other kind has none."""
+    """The rows of a kind, "mean" or "span"; columns that are empty for the other kind are made numeric."""
     part = rows[rows["kind"] == name].copy()
     for column in part.columns.intersection(["clocks", "spans", "item", "begin"]):
         part[column] = pandas.to_numeric(part[column], errors="coerce")
@@ -35,12 +37,13 @@ def label(row) -> str:
 def shares(rows):
     """Share of an item's clocks by what a group does, a line a shape; waits are one column, `WAITING`.
 
-    What two stamps with nothing in between take is taken off every span.
+    Every span holds what a stamp costs. That is at most the mean of the shortest kind of span, which is taken
+    off all of them: so waits are rather too short than too long.
     """
     part = kind(rows, "mean")
-    part["case"] = [label(row) for row in part.to_dict("records")]
-    nothing = part[part["what"] == stamps.EMPTY].set_index("case")["clocks"]
-    part["clocks"] = (part["clocks"] - part["spans"] * part["case"].map(nothing)).clip(lower=0)
+    part["case"] = [case_text(row) for row in part.to_dict("records")]
+    cost = (part["clocks"] / part["spans"]).groupby(part["case"]).min()
+    part["clocks"] -= part["spans"] * part["case"].map(cost)
     table = part.pivot(index="case", columns="what", values="clocks").loc[list(dict.fromkeys(part["case"]))]
     table[WAITING] = table[list(stamps.WAITS)].sum(axis=1)
     table = table[list(BARS)]
@@ -49,7 +52,7 @@ def shares(rows):
 
 def clocks(rows):
     """Bars: a CTA's lanes over time, then shares of an item's clocks, a bar a shape (10_stamps)."""
-    table = shares(rows)
+    table = shares(rows).rename({case_text(row): label(row) for row in rows.to_dict("records")})
     figure, (over, bars) = plt.subplots(2, 1, figsize=(8.6, 5.6), height_ratios=[1, 1.5])
     _timeline(over, kind(rows, "span"))
     left = table.iloc[:, 0] * 0
@@ -68,13 +71,13 @@ def clocks(rows):
     place = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "handlelength": 1}
     bars.legend(frameon=False, fontsize=8.5, ncols=len(BARS), **place)
     low, high = (100 * (value - 1) for value in (rows["slower"].min(), rows["slower"].max()))
-    note = f"with stamps {low:.0f} to {high:.0f} % slower"
+    note = f"with stamps {low:.0f} to {high:.0f} % slower · bars without what stamps cost"
     return style.finish(figure, finding(table), f"{style.caption(rows)} · {note}")
 
 
 def _timeline(axes, shown):
     """Bars of the loader and of both groups over time, with the number of each item."""
-    lanes = [stamps.LOADER, *stamps.GROUPS]
+    lanes = list(LANES)
     groups = shown[shown["lane"] != stamps.LOADER]
     stop = (groups["begin"] + groups["clocks"]).max()
     named = set()
@@ -90,7 +93,7 @@ def _timeline(axes, shown):
             words = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
             axes.text((begin + end) / 2, place, f"{row['item']:.0f}", **words)
     axes.set_xlim(0, stop)
-    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_yticks(range(len(lanes)), LANES.values())
     axes.invert_yaxis()
     axes.set_xlabel("clocks of the SM")
     first = shown.iloc[0].to_dict()
@@ -102,4 +105,4 @@ def _timeline(axes, shown):
 def finding(table) -> str:
     """How much of its time a consumer group waits."""
     low, high = 100 * table[WAITING].min(), 100 * table[WAITING].max()
-    return f"A consumer group waits for others {low:.0f} to {high:.0f} % of its time"
+    return f"A consumer group waits for loads or other warps {low:.0f} to {high:.0f} % of its time"

@@ -5,8 +5,9 @@
 A kernel's stall reasons add all warps up, whatever they are there for. Three of twelve warps of a forward
 kernel have no role: they park at a barrier until it ends. A loader that waits for a free slot does its job.
 And on Hopper a group that waits for its product counts as one at a barrier. The samples of single
-instructions tell these apart: the compiler ends every role with a barrier of its own, so the code between
-two of them is one role's; one with products is a consumer's, one with bulk copies a loader's or a writer's.
+instructions tell these apart. The code of every role ends with the same barrier; between two of them a part
+with products is a consumer's, one with bulk copies a loader's or a writer's. Behind the last exit stand loops
+that try a barrier again; they belong to the role that they jump back to.
 """
 
 import argparse
@@ -23,17 +24,19 @@ from jfa.lab.targets import case_text
 
 CONSUMERS, HELPERS, NOBODY = "consumers", "loaders and writers", "no role"
 WHO = (CONSUMERS, HELPERS, NOBODY)
-OWN, PRODUCT, ARRIVAL = "own instructions", "a product", "a load or a slot"
-EACH, FENCE, MEMORY = "each other", "a fence", "memory"
-WHY = (OWN, PRODUCT, ARRIVAL, EACH, FENCE, MEMORY)
-PARKED = re.compile(r"BAR\.SYNC\S* 0x1$")  # between roles
+ISSUE, OWN, PRODUCT = "issuing", "own latencies", "a product"
+ARRIVAL, OTHERS, FENCE, MEMORY = "a load or a slot", "other warps", "a fence", "memory"
+WHY = (ISSUE, OWN, PRODUCT, ARRIVAL, OTHERS, FENCE, MEMORY)
+PARKED = re.compile(r"BAR\.SYNC\S* 0x1$")  # ends a role's code
+COPIES = re.compile(r"UTMA|UBLKCP")
 NEAR, BRANCH = 4, 24  # instructions behind a try-wait that may wait for its result, and a branch by it
 
 
 def instructions(text: str) -> list[dict]:
     """Kernels from the CSV that ``ncu --page source --csv`` prints: name, and a dict an instruction.
 
-    Such a dict has ``sass`` and samples by stall reason. Raises ValueError for a text without a kernel.
+    Such a dict has ``sass``, its ``address``, and ``samples`` by stall reason. Raises ValueError for a text
+    without a kernel.
     """
     found = []
     for line in csv.reader(io.StringIO(text)):
@@ -45,41 +48,64 @@ def instructions(text: str) -> list[dict]:
         elif found and header and len(line) == len(header):
             cells = dict(zip(header, line))
             sass = re.sub(r"^@!?U?P\w+\s+", "", cells["Source"].strip())
-            samples = {
+            counted = {
                 name.removeprefix("stall_"): int(cells[name] or 0)
                 for name in header
                 if name.startswith("stall_") and "Not" not in name
             }
-            found[-1]["code"].append({"sass": sass, **samples})
+            address = int(cells["Address"], 16)
+            found[-1]["code"].append({"sass": sass, "address": address, "samples": counted})
     if not found:
         raise ValueError('expected the CSV of ncu --page source, found no "Kernel Name"')
     return found
 
 
-def samples(code: list[dict]) -> dict[tuple[str, str], int]:
-    """(who, why) -> samples of a kernel's instructions, from `instructions`."""
+def owners(code: list[dict]) -> list[str]:
+    """Who runs each instruction, one of ``WHO``; ValueError if that cannot be told."""
     sass = [one["sass"] for one in code]
-    cuts = [0, *(i + 1 for i, text in enumerate(sass) if PARKED.match(text)), len(sass)]
-    total = {(who, why): 0 for who in WHO for why in WHY}
+    last = max((i for i, text in enumerate(sass) if text.startswith("EXIT")), default=-1)
+    # A warp at a barrier is sampled at the instruction behind it.
+    cuts = [0, *(i + 2 for i, text in enumerate(sass[:last]) if PARKED.match(text)), last + 1]
+    found, consumers = [], 0
     for begin, end in zip(cuts, cuts[1:]):
-        role = " ".join(sass[begin:end])
-        who = CONSUMERS if "HGMMA" in role else HELPERS if re.search("UTMA|UBLKCP", role) else NOBODY
-        for i in range(begin, end):
-            for reason, count in code[i].items():
-                if reason != "sass" and count:
-                    total[who, _why(sass, i, reason)] += count
+        part = " ".join(sass[begin:end])
+        who = CONSUMERS if "HGMMA" in part else HELPERS if COPIES.search(part) else NOBODY
+        consumers += who == CONSUMERS
+        found += [who] * (end - begin)
+    if consumers < 2 or HELPERS not in found or NOBODY not in found:
+        raise ValueError("expected two consumers, a loader and a part of no role, found other code")
+    places = {one["address"]: i for i, one in enumerate(code)}
+    behind = NOBODY
+    for i in reversed(range(last + 1, len(sass))):
+        target = re.match(r"BRA (0x[0-9a-f]+)", sass[i])
+        place = places.get(int(target[1], 16), last + 1) if target else last + 1
+        behind = found[place] if place <= last else behind
+        found.insert(last + 1, behind)
+    return found
+
+
+def samples(code: list[dict]) -> dict[tuple[str, str], int]:
+    """(who, why) -> samples of a kernel's instructions, from `instructions`. Raises as `owners`."""
+    sass = [one["sass"] for one in code]
+    total = {(who, why): 0 for who in WHO for why in WHY}
+    for i, (who, one) in enumerate(zip(owners(code), code)):
+        for reason, count in one["samples"].items():
+            total[who, _why(sass, i, reason)] += count
     return total
 
 
 def _why(sass: list[str], i: int, reason: str) -> str:
+    if reason == "selected":
+        return ISSUE
     if reason == "barrier":
-        return PRODUCT if sass[i].startswith("WARPGROUP.DEPBAR") else EACH
-    if reason in ("long_sb", "membar"):
+        return PRODUCT if sass[i].startswith("WARPGROUP.DEPBAR") else OTHERS
+    if reason == "membar" or (reason == "long_sb" and re.match("MEMBAR|FENCE", sass[i])):
+        return FENCE
+    if reason == "long_sb":
         reach = BRANCH if sass[i].startswith("BRA") else NEAR
-        if any("SYNCS" in text for text in sass[max(i - reach, 0) : i + 1]):
+        if any("TRYWAIT" in text for text in sass[max(i - reach, 0) : i + 1]):
             return ARRIVAL
-        here = " ".join(sass[max(i - 1, 0) : i + 1])
-        return FENCE if "MEMBAR" in here or "FENCE" in here else MEMORY
+        return FENCE if re.match("MEMBAR|FENCE", sass[i - 1]) else MEMORY
     return OWN
 
 
@@ -94,17 +120,18 @@ def rows_of(text: str, chosen) -> list[dict]:
     return found
 
 
-def record(chosen=counters.CALLED, raw: str | None = None, seconds: float = 120) -> list[dict]:
-    """Rows of the targets, sampled by ncu on this GPU, with the provenance. Raises as `counters.record`.
+def record(raw: str | None = None, seconds: float = 120) -> list[dict]:
+    """Rows of `counters.CALLED`, sampled by ncu on this GPU, with the provenance.
 
-    ``raw`` keeps ncu's own CSV, a line an instruction.
+    Raises RuntimeError where there is no ncu, ValueError for an unknown profile. ``raw`` keeps ncu's own
+    CSV, a line an instruction.
     """
     line = counters.command(None, "", program="jfa.lab.waits")
     text = counters.profiled(line, ["source"], seconds)
     if raw:
         Path(raw).write_text(text)
     where = measure.provenance()
-    return [{**where, **row} for row in rows_of(text, chosen)]
+    return [{**where, **row} for row in rows_of(text, counters.CALLED)]
 
 
 def table(rows):
