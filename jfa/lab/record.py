@@ -1,6 +1,6 @@
 """Record what the figures show, on this GPU: every measuring command of the lab in order, each with a limit.
 
-    python -m jfa.lab.record FOLDER                  all stages, about 15 minutes on an H200
+    python -m jfa.lab.record FOLDER                  all stages, about 17 minutes on an H200
     python -m jfa.lab.record FOLDER --only ladders   some stages
     python -m jfa.lab.record FOLDER --dry-run        print the commands
 
