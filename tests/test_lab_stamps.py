@@ -63,7 +63,7 @@ def test_the_means_are_those_of_the_inner_items():
         at = 1000 * (item + 1)
         for group in (0, 1):
             one[group, item, :6] = at, at + 10, at + 30, at + 600, at + 620, at + 900
-            one[2 + group, item, :7] = at + 40, at + 60, at + 65, at + 265, at + 500, at + 510, at + 590
+            one[2 + group, item, :6] = at + 40, at + 60, at + 65, at + 265, at + 500, at + 510
         one[4, item, :2] = at - 500, at
     found, items = stamps.means(one[None])
     assert items == 2 * 2  # items 2 and 3 of both groups

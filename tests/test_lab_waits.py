@@ -125,7 +125,7 @@ def test_what_is_no_such_page_is_refused():
 
 
 def test_ncu_samples_the_program_of_this_module():
-    line = counters.command(None, "x.ncu-rep", program="jfa.lab.waits")
+    line = waits.command("x.ncu-rep")
     assert line[-4:] == ["python", "-m", "jfa.lab.waits", "run"] and "SourceCounters" in line
     assert "--metrics" not in line
 

@@ -104,6 +104,11 @@ def rewritten(module, text: str):
     return sys.modules[name]
 
 
+def imported(module: str, name: str) -> tuple[str, str, int]:
+    """The edit that makes a function known in the text of the forward kernel."""
+    return r"from jfa\.kernels\.parts import LN2, [^\n]*\n", rf"\g<0>from {module} import {name}\n", 1
+
+
 def edited(step, edits):
     """The step with edits (pattern, instead) made in the text of its roles' modules.
 

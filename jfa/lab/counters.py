@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from jfa.lab import measure
@@ -203,15 +204,21 @@ def need_ncu() -> None:
         raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
 
 
-def profiled(line: list[str], page: list[str], seconds: float = 90) -> str:
-    """What ncu prints of a page of the report that a `command` makes. Raises as `need_ncu`."""
+def profiled(page: str, line: Callable[[str], list[str]], seconds: float, raw: str | None = None) -> str:
+    """What ncu prints of a page of the report that a command makes; ``raw`` keeps it in a file.
+
+    ``line``: a `command` that lacks its report. Raises as `need_ncu`.
+    """
     need_ncu()
-    line = [sys.executable if word == "python" else word for word in line]
     with tempfile.TemporaryDirectory() as folder:
         report = str(Path(folder) / "report.ncu-rep")
-        line[line.index("--export") + 1] = report
-        _told(line, seconds)
-        return _told(["ncu", "--import", report, "--csv", "--print-units", "base", "--page", *page], 60)
+        words = line(report)
+        words[words.index("python")] = sys.executable
+        _told(words, seconds)
+        text = _told(["ncu", "--import", report, "--csv", "--print-units", "base", "--page", page], 60)
+    if raw:
+        Path(raw).write_text(text)
+    return text
 
 
 def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: float = 90) -> list[dict]:
@@ -227,9 +234,7 @@ def record(chosen: list[Target], arguments=(), raw: str | None = None, seconds: 
     metrics = known(wanted, _told(["ncu", "--query-metrics", "--chip", chip], 30))
     if missing := sorted(set(wanted) - set(metrics)):
         print("metrics that this chip lacks:", ", ".join(missing), flush=True)
-    text = profiled(command(metrics, "", arguments), ["raw"], seconds)
-    if raw:
-        Path(raw).write_text(text)
+    text = profiled("raw", lambda report: command(metrics, report, arguments), seconds, raw)
     where = measure.provenance()
     return [{**where, **row} for row in by_target(rows_of(text), chosen)]
 

@@ -7,6 +7,7 @@ from matplotlib.ticker import PercentFormatter
 
 from jfa.lab import ablation, style, targets, waits
 from jfa.lab import rounds as orders
+from jfa.lab.counters import CALLED, COUNTERS
 from jfa.lab.targets import case_text
 
 UNITS = {
@@ -32,8 +33,6 @@ OTHER = "#aaaaaa"
 
 def numeric(rows):
     """Rows with every column of ``COUNTERS`` as numbers; empty cells become NaN."""
-    from jfa.lab.counters import COUNTERS
-
     columns = [name for name in COUNTERS if name in rows]
     return rows.assign(**{name: pandas.to_numeric(rows[name], errors="coerce") for name in columns})
 
@@ -43,8 +42,6 @@ def by_pass(rows):
 
     ``case`` is the shape in words; the shape on which all steps were counted comes first.
     """
-    from jfa.lab.counters import COUNTERS
-
     rows = numeric(rows)
     rows["case"] = [case_text(row) for row in rows.to_dict("records")]
     key = ["direction", "case", "M", "step"]
@@ -95,8 +92,6 @@ def limits(rows) -> list[dict]:
 
 def missed(rows):
     """Rows of shapes on which a target of speed was missed: what a call gets, and what was tried there."""
-    from jfa.lab.counters import CALLED
-
     names = ("suite", "M", "N", "density", "direction", "step")
     wanted = {tuple(target.columns()[name] for name in names) for target in CALLED}
     return rows[[row in wanted for row in rows[list(names)].itertuples(index=False, name=None)]]

@@ -174,6 +174,7 @@ def experiments() -> dict:
 
     static = {"draw": parts.boustrophedon, "publish": parts.stay_silent, "hear": parts.boustrophedon}
     sums = dataclasses.replace(staged, attend=folded.attend)
+    held = late.waiting(staged)
     return {
         "peeled": peeled,
         "peeled no turns": tiled(peeled, PINGPONG=False),
@@ -182,8 +183,8 @@ def experiments() -> dict:
         "staged": staged,
         "staged no turns": tiled(staged, PINGPONG=False),
         "staged folded": sums,
-        "staged late wait": late.waiting(staged),
-        "staged late wait no turns": tiled(late.waiting(staged), PINGPONG=False),
+        "staged late wait": held,
+        "staged late wait no turns": tiled(held, PINGPONG=False),
         "staged Q1 more K": tiled(staged, (1, 3, 2), (1, 5, 5)),
         "staged Q1 more V": tiled(staged, (1, 2, 3), (1, 4, 6)),
         "staged zigzag": dataclasses.replace(staged, **static),

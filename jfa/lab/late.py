@@ -12,7 +12,7 @@ import triton.language as tl
 from jfa.lab import ablation
 
 EDITS = [
-    (r"from jfa\.kernels\.parts import LN2, [^\n]*\n", r"\g<0>from jfa.lab.late import tied\n", 1),
+    ablation.imported("jfa.lab.late", "tied"),
     (
         r"(?m)^( +)acc = tlx\.async_dot_wait\(0, acc\)\n +group\.v\.release\(item - 1\)",
         r"\1total = tied(total)\n\g<0>",

@@ -15,7 +15,6 @@ import csv
 import io
 import re
 import sys
-from pathlib import Path
 
 import pandas
 
@@ -75,13 +74,12 @@ def owners(code: list[dict]) -> list[str]:
     if consumers < 2 or HELPERS not in found or NOBODY not in found:
         raise ValueError("expected two consumers, a loader and a part of no role, found other code")
     places = {one["address"]: i for i, one in enumerate(code)}
-    behind = NOBODY
-    for i in reversed(range(last + 1, len(sass))):
-        target = re.match(r"BRA (0x[0-9a-f]+)", sass[i])
-        place = places.get(int(target[1], 16), last + 1) if target else last + 1
-        behind = found[place] if place <= last else behind
-        found.insert(last + 1, behind)
-    return found
+    behind = [NOBODY]
+    for text in reversed(sass[last + 1 :]):
+        target = re.match(r"BRA (0x[0-9a-f]+)", text)
+        place = places.get(int(target[1], 16), len(found)) if target else len(found)
+        behind.append(found[place] if place < len(found) else behind[-1])
+    return found + behind[:0:-1]
 
 
 def samples(code: list[dict]) -> dict[tuple[str, str], int]:
@@ -120,16 +118,18 @@ def rows_of(text: str, chosen) -> list[dict]:
     return found
 
 
+def command(report: str) -> list[str]:
+    """The ncu command line that samples what `main` runs."""
+    return counters.command(None, report, program="jfa.lab.waits")
+
+
 def record(raw: str | None = None, seconds: float = 120) -> list[dict]:
     """Rows of `counters.CALLED`, sampled by ncu on this GPU, with the provenance.
 
     Raises RuntimeError where there is no ncu, ValueError for an unknown profile. ``raw`` keeps ncu's own
     CSV, a line an instruction.
     """
-    line = counters.command(None, "", program="jfa.lab.waits")
-    text = counters.profiled(line, ["source"], seconds)
-    if raw:
-        Path(raw).write_text(text)
+    text = counters.profiled("source", command, seconds, raw)
     where = measure.provenance()
     return [{**where, **row} for row in rows_of(text, counters.CALLED)]
 
@@ -140,7 +140,7 @@ def table(rows):
     key = ["direction", "case", "step"]
     order = list(dict.fromkeys(rows[key].itertuples(index=False, name=None)))
     wide = rows.pivot_table(index=key, columns=["who", "why"], values="samples", aggfunc="sum").loc[order]
-    consumers = wide[CONSUMERS].reindex(columns=list(WHY), fill_value=0)
+    consumers = wide[CONSUMERS][list(WHY)]
     found = consumers.div(consumers.sum(axis=1), axis=0)
     found.insert(0, NOBODY, wide[NOBODY].sum(axis=1) / wide.sum(axis=1))
     return found
