@@ -119,6 +119,24 @@ def test_a_row_a_measurement_and_a_row_for_what_failed(stage):
     assert schedule["ms_p50"] > 0 and schedule["tflops"] == "" and "in a row" in schedule["note"]
 
 
+def test_what_the_host_does_is_timed_in_one_thread_too(stage):
+    rows = stage("--impl", "fa4", "--host", "--scope", "call")
+    by_key = {(row["name"], row["direction"]): row for row in rows}
+    assert list(by_key) == [
+        *[("fa4", way) for way in bench.DIRECTIONS],
+        *[("fa4:one_thread", way) for way in ("backward", "both")],
+    ]
+    again = by_key["fa4:one_thread", "both"]
+    assert again["impl"] == "fa4" and "calling thread" in again["note"] and not by_key["fa4", "both"]["note"]
+    assert again["rel_error"] == by_key["fa4", "both"]["rel_error"] and again["ms_p50"] > 0
+
+
+def test_in_one_thread_the_backward_pass_runs_where_it_is_asked_for():
+    seen = []
+    function = bench.in_one_thread(lambda: seen.append(torch._C._is_multithreading_enabled()) or 7)
+    assert function() == 7 and seen == [False] and torch._C._is_multithreading_enabled()
+
+
 def test_alone_each_function_is_timed_by_itself(stage, monkeypatch):
     groups, timed = [], bench.in_turn
     monkeypatch.setattr(

@@ -37,6 +37,7 @@ def test_it_prints_its_commands(tmp_path, capsys):
         "jfa.lab.ablation",
         "jfa.lab.waits",
         "jfa.lab.stamps",
+        "jfa.lab.reach",
         "jfa.lab.rounds",
         "jfa.lab.neighbours",
         "jfa.lab.bench",

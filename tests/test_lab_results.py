@@ -156,6 +156,14 @@ def test_what_an_eager_call_costs_the_host():
     assert derived.host_text([*graphs, *rows]).endswith(f"{eager} {replayed}")
     assert derived.host_text([row | {"scope": "kernel", "ms_p50": 7} for row in rows] + rows).endswith(eager)
     assert derived.host_text(graphs) == derived.host_text([]) == ""
+    thread = [
+        row | {"name": f"{row['name']}:one_thread", "ms_p50": row["ms_p50"] and row["ms_p50"] / 2}
+        for row in rows
+    ]
+    told = derived.host_text([*rows, *thread])
+    assert eager in told and told.endswith(
+        "both take 200 and 500 us (ours); 125 and 250 us (FlashAttention-4)."
+    )
 
 
 def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):

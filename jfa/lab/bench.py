@@ -69,6 +69,13 @@ class Prepared:
             else:
                 self.functions[key] = child.There(process, said)
 
+    def add_one_thread(self, name: str) -> None:
+        """Time the backward pass of an implementation a second time, in the thread that asks for it."""
+        for key in [key for key in self.functions if key[0] == name and key[1] != "forward"]:
+            again = (f"{name}:{measure.ONE_THREAD}", *key[1:])
+            self.functions[again] = in_one_thread(self.functions[key])
+            self.facts[again] = self.facts[key] | {"note": "autograd in the calling thread"}
+
     def add_schedule(self) -> None:
         """Take the time of making a schedule, where our kernels make one."""
         maker = ours.schedule_maker(self.inputs)
@@ -89,6 +96,16 @@ class Prepared:
                     row[column] /= ours.IN_A_ROW
             return row | {"note": f"mean of {ours.IN_A_ROW} in a row", "roof_tflops": ""}
         return measure.add_work(row, self.case.work(direction))
+
+
+def in_one_thread(function):
+    """``function`` without the thread that autograd keeps for a GPU and wakes for every backward."""
+
+    def run():
+        with torch.autograd.set_multithreading_enabled(False):
+            return function()
+
+    return run
 
 
 def by_direction(found: dict, direction: str) -> dict:
@@ -125,6 +142,8 @@ def measure_case(case: Case, impls, options, monitor=None, process=None) -> tupl
         directions = timed(options.direction, scope)
         for name in local:
             prepared.add(name, PEERS[name], directions, scope)
+            if options.host:
+                prepared.add_one_thread(name)
         for name in options.steps if scope == options.scope[0] else ():
             way = name.partition(":")[0]
             make = functools.partial(ours.prepare, step=ours.named_step(name))

@@ -6,7 +6,7 @@ Each is a small table with the provenance of what it was made of, so that a figu
 import statistics
 from pathlib import Path
 
-from jfa.lab import course, pair, results
+from jfa.lab import course, measure, pair, results
 from jfa.lab.figures import FOLDER
 from jfa.lab.machine import PROVENANCE
 from jfa.lab.recorded import geometric_mean
@@ -222,25 +222,36 @@ def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
 
 
 def host_text(rows: list[dict]) -> str:
-    """The host's time for eager calls, beside the calls as graphs, from rows of the suite "host"; or ""."""
-    from jfa.lab import style
-
-    told, ways = {}, (*DIRECTIONS, "both")
-    for timer in ("host-clock", "cuda-graph"):
-        found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
-        calls = {key[1:3]: 1e3 * row["ms_p50"] for key, row in found.items() if key[3] == "call"}
-        told[timer] = "; ".join(
-            "{:.0f}, {:.0f} and {:.0f} us ({})".format(
-                *(calls[way, name] for way in ways), style.label_of(name)
-            )
-            for name in dict.fromkeys(name for _, name in calls)
-            if all((way, name) in calls for way in ways)
-        )
-    if not told["host-clock"]:
+    """The host's time for eager calls, and in one thread, beside the calls as graphs; "" without rows."""
+    eager, alone, graphs = (
+        _host_times(rows, timer, mark)
+        for timer, mark in (("host-clock", ""), ("host-clock", f":{measure.ONE_THREAD}"), ("cuda-graph", ""))
+    )
+    if not eager:
         return ""
     text = "Eight short sequences (M = N = 128), forward, backward and both in one go, medians: until eager "
-    text += f"calls return, the host takes {told['host-clock']}."
-    return f"{text} Replayed as graphs they take {told['cuda-graph']}." if told["cuda-graph"] else text
+    text += f"calls return, the host takes {eager}."
+    if alone:
+        text += " With the backward pass in the calling thread "
+        text += f"(`torch.autograd.set_multithreading_enabled(False)`) backward and both take {alone}."
+    return f"{text} Replayed as graphs they take {graphs}." if graphs else text
+
+
+def _host_times(rows: list[dict], timer: str, mark: str) -> str:
+    """Microseconds of the host suite's whole calls by one timer: "1, 2 and 3 us (name); ..."."""
+    from jfa.lab import style
+
+    found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
+    calls = {key[1:3]: 1e3 * row["ms_p50"] for key, row in found.items() if key[3] == "call"}
+    told = []
+    for name in dict.fromkeys(name for _, name in calls if ":" not in name):
+        ways = DIRECTIONS[1:] if mark else DIRECTIONS
+        if all((way, name + mark) in calls for way in (*ways, "both")):
+            times = [f"{calls[way, name + mark]:.0f}" for way in ways]
+            told.append(
+                f"{', '.join(times)} and {calls['both', name + mark]:.0f} us ({style.label_of(name)})"
+            )
+    return "; ".join(told)
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:
@@ -276,8 +287,6 @@ def tables(folder: Path = FOLDER) -> dict[str, list[dict]]:
 
 def write_all(folder: Path = FOLDER) -> list[str]:
     """Write figures/NAME.csv of every derived table that has rows; says what it did."""
-    from jfa.lab import measure
-
     said = []
     for name, rows in tables(folder).items():
         if rows:

@@ -34,6 +34,7 @@ PREDICTED = ("predicted_ms", "predicted_tflops", "model")
 COLUMNS = (*SHAPE, *WHAT, *TIMES, *PREDICTED, *HOW, *PROVENANCE)
 TIMERS = ("cuda-event", "cuda-graph", "host-clock")
 MEASURED = ("ms_p20", "ms_p50", "ms_p80", "tflops")
+ONE_THREAD = "one_thread"  # behind a name and a colon: its backward pass in the thread that asks for it
 SETTLE_MS = 50.0  # what recordings let pass before a sample (`jfa.lab.neighbours`)
 
 

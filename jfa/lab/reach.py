@@ -1,84 +1,97 @@
-"""What a GPU reaches: a matrix product's FLOPs and a copy's bytes, for as long as its power limit lets it.
+"""What a GPU reaches, rested and after a while: products, memory, and our kernels beside them.
 
     python -m jfa.lab.reach --output figures/09_reach.csv        (on a GPU)
 
 The roofline of `jfa.lab.flops` divides by two rates. Here they are measured, each in three ways: in short
-samples on a rested GPU, after 50 ms of itself as the benchmark times kernels, and after a second. Zeros switch
-few transistors: the product of zeros says what the tensor cores reach where power does not limit them.
+samples on a rested GPU, after 50 ms of itself as the benchmark times kernels, and after a second, when the
+power limit has set the clock. Zeros switch few transistors, so their product needs less power.
 """
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from jfa.lab import measure
-from jfa.lab.rounds import record
+from jfa.lab.rounds import SHAPE, record
+from jfa.lab.targets import Target, prepare
 
 SIDE = 8192  # of the square bf16 matrices
-BYTES = 4 << 30  # read by the copy, and written
+COUNT = 1 << 30  # float32 numbers of the vector that is copied, read or filled
 
 
 @dataclass(frozen=True)
 class Way:
     """How a sample is taken: milliseconds untimed before it and timed, seconds of rest before both."""
 
+    name: str
     settle_ms: float
     sample_ms: float
     rest_s: float
 
 
-WAYS = (Way(0, 8, 1), Way(measure.SETTLE_MS, 8, 0), Way(1000, 100, 0))
-UNITS = {"product": "TFLOPS", "copy": "TB/s", "fill": "TB/s"}
+RESTED = Way("rested", 0, 8, 0.7)
+SETTLED = Way("settled", measure.SETTLE_MS, 8, 0)
+LONG = Way("after a second", 1000, 100, 0)
+WAYS = (RESTED, SETTLED, LONG)
+OURS = {
+    "forward": Target("forward", "staged", **SHAPE),
+    "backward": Target("backward", "stationary", **SHAPE),
+}
+PRODUCT = "product"
 
 
-def works(side: int = SIDE, count: int = BYTES, device: str = "cuda") -> dict:
-    """(work, values) -> a function to time and its FLOPs or bytes: products of two kinds, a copy, a fill."""
-    makes = {"normal": torch.randn, "zeros": torch.zeros}
-    found = {}
-    for values, make in makes.items():
+def works(side: int = SIDE, count: int = COUNT, device: str = "cuda", ours=OURS):
+    """Yield (name, function to time, its amount, unit of the rate): FLOPs of products, bytes of memory."""
+    for name, make in ((PRODUCT, torch.randn), ("product of zeros", torch.zeros)):
         one, other = (make(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
         out = torch.empty_like(one)
-        found["product", values] = (
-            lambda one=one, other=other, out=out: torch.matmul(one, other, out=out),
-            2 * side**3,
-        )
-    source = torch.randint(256, (count,), dtype=torch.uint8, device=device)
+        yield name, partial(torch.matmul, one, other, out=out), 2 * side**3, "TFLOPS"
+    source = torch.randn(count, device=device)
     target = torch.empty_like(source)
-    found["copy", "uniform"] = (lambda: target.copy_(source), 2 * count)
-    found["fill", "zeros"] = (target.zero_, count)
-    return found
+    yield "copy", partial(torch.neg, source, out=target), 8 * count, "TB/s"
+    yield "read", partial(torch.sum, source), 4 * count, "TB/s"
+    yield "write", partial(target.fill_, 1.0), 4 * count, "TB/s"
+    for direction, step in ours.items():
+        yield f"our {direction} pass", prepare(step), step.case.work(direction).flops, "TFLOPS"
 
 
-def recorded(rounds: int = 5, ways=WAYS, **options):
-    """Yield a row a work and way: milliseconds, ``rate`` in TFLOPS or TB/s, with its own clock and power.
+def recorded(rounds: int = 5, ways=WAYS, sizes=(), **options):
+    """Yield a row a work and way: milliseconds, ``rate`` in ``unit``, clock and power of this row alone.
 
-    ``options``: "side", "count" and "device" of `works`, and those of `jfa.lab.measure.interleave`.
+    ``sizes``: what `works` takes; ``options``: what `jfa.lab.measure.interleave` takes.
     """
-    sizes = {name: options.pop(name) for name in ("side", "count", "device") if name in options}
     options = {"graph": True} | options
-    for (work, values), (function, amount) in works(**sizes).items():
+    for name, function, amount, unit in works(**dict(sizes)):
         for way in ways:
             times = {"sample_ms": way.sample_ms, "settle_ms": way.settle_ms, "pause_s": way.rest_s}
-            (row,) = measure.interleave({work: function}, rounds, **times, warmup_ms=20, **options)
+            (row,) = measure.interleave({name: function}, rounds, **times, warmup_ms=20, **options)
             rate = amount / row["ms_p50"] / 1e9
-            facts = {"work": work, "values": values, "amount": amount, "rate": round(rate, 2)}
-            yield facts | {"unit": UNITS[work], "rest_s": way.rest_s, "sample_ms": way.sample_ms} | row
+            facts = {"way": way.name, "sample_ms": way.sample_ms, "rest_s": way.rest_s, "amount": amount}
+            yield row | facts | {"rate": round(rate, 2), "unit": unit}
+
+
+def rates(rows) -> dict[tuple[str, str], float]:
+    """(work, way) -> its rate, from rows (a DataFrame)."""
+    return rows.set_index(["name", "way"])["rate"].to_dict()
 
 
 def text(rows) -> str:
-    """The rates as a table, a line a work, a column a way of sampling; from rows (a DataFrame)."""
-    lines = []
-    for (work, values, unit), same in rows.groupby(["work", "values", "unit"], sort=False):
-        told = []
-        for row in same.itertuples():
-            rate = f"{row.rate:.{0 if unit == 'TFLOPS' else 2}f}"
-            if row.rest_s:  # most of the time that its clock and power are of is rest
-                told.append(f"rested {rate}")
-            else:
-                clock = f"{row.sm_clock_mhz / 1e3:.2f} GHz, {row.power_w:.0f} W"
-                told.append(f"after {row.settle_ms:g} ms of itself {rate} ({clock})")
-        lines.append(f"{f'{work} of {values}, {unit}':<27} {', '.join(told)}")
+    """A line a work: its rate in every way, our passes also over the product's; from rows (a DataFrame)."""
+    found, names = rates(rows), list(dict.fromkeys(rows["way"]))
+    last = rows[rows["way"] == LONG.name].set_index("name")
+    lines = [
+        f"{'':<18} {'':<6} " + " ".join(f"{name:>14}" for name in names) + f"  clock and power {LONG.name}"
+    ]
+    for (name, unit), _ in rows.groupby(["name", "unit"], sort=False):
+        digits = 0 if unit == "TFLOPS" else 2
+        cells = " ".join(f"{found[name, way]:>14.{digits}f}" for way in names)
+        clock = f"{last['sm_clock_mhz'][name] / 1e3:.2f} GHz, {last['power_w'][name]:.0f} W"
+        lines.append(f"{name:<18} {unit:<6} {cells}  {clock}")
+        if name.startswith("our"):
+            shares = " ".join(f"{found[name, way] / found[PRODUCT, way]:>14.2f}" for way in names)
+            lines.append(f"{'... over product':<18} {'':<6} {shares}")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Record what the figures show, on this GPU: every measuring command of the lab in order, each with a limit.
 
-    python -m jfa.lab.record FOLDER                  all stages, about 17 minutes on an H200
+    python -m jfa.lab.record FOLDER                  all stages, about 19 minutes on an H200
     python -m jfa.lab.record FOLDER --only ladders   some stages
     python -m jfa.lab.record FOLDER --dry-run        print the commands
 
@@ -23,7 +23,7 @@ NAMED = (
     *("backward:peeled", "backward:ds_buffered", "backward:stationary"),
 )
 OUTPUTS = ("09_results", "04_steps", "05_steps", "05_reduction", "10_counters", "10_ablation")
-OUTPUTS += ("10_waits", "10_stamps", "10_rounds", "10_neighbours", "10_clocks", "09_host")
+OUTPUTS += ("09_reach", "10_waits", "10_stamps", "10_rounds", "10_neighbours", "10_clocks", "09_host")
 ALONE = ("--alone", "--rounds", "2", "--settle-ms", "800", "--sample-ms", "100", "--scope", "call")
 
 
@@ -59,6 +59,7 @@ def stages(folder: Path, workers: int) -> dict[str, list[tuple[list[str], int]]]
             (["jfa.lab.ablation", "--workers", str(workers), *output["10_ablation"]], 180),
             (["jfa.lab.waits", "record", *output["10_waits"]], 120),
             (["jfa.lab.stamps", *output["10_stamps"]], 120),
+            (["jfa.lab.reach", *output["09_reach"]], 150),
             (["jfa.lab.rounds", *output["10_rounds"]], 60),
             (["jfa.lab.neighbours", *output["10_neighbours"]], 60),
             ([*alone, *jagged, *output["10_clocks"]], 180),

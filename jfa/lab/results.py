@@ -18,7 +18,7 @@ from jfa.lab.figures import FOLDER
 from jfa.lab.recorded import geometric_mean
 
 RESULTS, EARLIER, SHORT = "09_results", "09_results_earlier", "09_results_short"  # the last run first
-MEMORY, TUNING, CLOCKS, HOST = "09_memory", "09_tuning", "10_clocks", "09_host"
+MEMORY, TUNING, CLOCKS, HOST, REACH = "09_memory", "09_tuning", "10_clocks", "09_host", "09_reach"
 MEAN_DENSITIES = (0.1, 0.5, 0.9)  # of the 36 shapes whose mean counts
 DIRECTIONS = ("forward", "backward")
 NOTHING = "not measured yet"
