@@ -2,7 +2,7 @@
 
 import pytest
 
-from jfa.lab import cases, derived, figures, measure, recorded, results, tables
+from jfa.lab import cases, derived, figures, measure, readme, recorded, results, tables
 
 MEMORY = "peak extra memory of a training step with"
 WHERE = {"timer": "cuda-graph", "gpu": "H200", "date": "2026-12-01", "commit": "abc", "power_w": 600.0}
@@ -149,21 +149,18 @@ def test_what_an_eager_call_costs_the_host():
         for name, times in took.items()
         for way, ms in zip((*results.DIRECTIONS, "both"), times, strict=True)
     ]
-    eager = "takes 200, 400 and 1000 us (ours); 100, 250 and 500 us (FlashAttention-4)."
-    assert derived.host_text(rows).endswith(eager)
+    lines = readme.host_table(rows).splitlines()
+    assert len(lines) == 2 + 3 and len({line.count("|") for line in lines}) == 1
+    assert lines[2] == "| ours | 200 | 400 | 1000 |  |  |  |  |  |"
+    assert lines[4] == "| our baseline | 300 |  | 1000 |  |  |  |  |  |"
     graphs = [row | {"timer": "cuda-graph", "ms_p50": row["ms_p50"] and row["ms_p50"] / 10} for row in rows]
-    replayed = "Replayed as graphs they take 20, 40 and 100 us (ours); 10, 25 and 50 us (FlashAttention-4)."
-    assert derived.host_text([*graphs, *rows]).endswith(f"{eager} {replayed}")
-    assert derived.host_text([row | {"scope": "kernel", "ms_p50": 7} for row in rows] + rows).endswith(eager)
-    assert derived.host_text(graphs) == derived.host_text([]) == ""
-    thread = [
-        row | {"name": f"{row['name']}:one_thread", "ms_p50": row["ms_p50"] and row["ms_p50"] / 2}
-        for row in rows
-    ]
-    told = derived.host_text([*rows, *thread])
-    assert eager in told and told.endswith(
-        "both take 200 and 500 us (ours); 125 and 250 us (FlashAttention-4)."
-    )
+    thread = [row | {"name": f"{row['name']}:one_thread"} for row in rows if row["direction"] == "both"]
+    thread = [row | {"ms_p50": row["ms_p50"] / 2} for row in thread]
+    *_, second, _ = readme.host_table([*graphs, *rows, *thread]).splitlines()
+    assert second == "| FlashAttention-4 | 100 | 250 | 500 |  | 250 | 10 | 25 | 50 |"
+    kernels = [row | {"scope": "kernel", "ms_p50": 7} for row in rows]
+    assert readme.host_table([*kernels, *rows]) == readme.host_table(rows)
+    assert readme.host_table(graphs) == readme.host_table([]) == ""
 
 
 def test_a_word_where_a_number_belongs_is_named(tmp_path, capsys):
@@ -187,8 +184,8 @@ def test_a_step_measured_by_name_stands_for_the_call_that_takes_it():
 
 
 def test_the_table_has_a_line_for_each_group_and_pass():
-    lines = results.readme_table(full()).splitlines()
-    assert len(lines) == 2 + 2 * len(results.GROUPS)
+    lines = readme.table(full()).splitlines()
+    assert len(lines) == 2 + 2 * len(readme.GROUPS)
     assert "| jagged, all three | forward | 36 | 520 | 0.65 | 2.50 | 2.50 |  |" in lines
     assert "| dense | forward | 4 | 520 | 0.65 | 2.50 | 2.50 | 0.95 |" in lines
     assert "PyTorch" not in lines[0]  # a peer that no line has
@@ -197,24 +194,42 @@ def test_the_table_has_a_line_for_each_group_and_pass():
 
 def test_the_readme_tells_results_targets_and_where(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name: memory() if name == results.MEMORY else [])
-    text = results.readme_text(full())
-    assert results.readme_text([]) == ""
+    text = readme.text(full())
+    assert readme.text([]) == ""
     met = [target.reached for target in results.targets(full(), memory())]
     assert met.count(False) and met.count(True)
     assert f"{met.count(True)} of our own {len(met) - met.count(None)} targets are reached" in text
     assert "It leads on no line of the table." in text
-    assert "H200, driver unknown" in text and "commit abc" in text and "two runs have" not in text
+    assert "H200, driver unknown" in text and "commit abc" in text and "change to the last" not in text
     found = {results.MEMORY: memory(), results.EARLIER: full(1.1)}
     monkeypatch.setattr(results, "load", lambda name: found.get(name, []))
-    text = results.readme_text(full())
-    assert "The first run, of 2026-12-01 (commit abc), reached" in text
-    assert "two runs have 116 measurements of the same step" in text
+    text = readme.text(full())
+    last, first = (line for line in text.splitlines() if line.startswith("| 2026-12-01, abc"))
+    assert "the table" in last and last.endswith("|  |  |  |") and results.EARLIER in first
+    assert first.endswith("| -9.1 % (-9.1 %) | +0.0 % (+0.0 %) | +10.0 % (+10.0 %) |")
+
+
+def test_the_share_of_the_roofline_by_another_rate(monkeypatch):
+    found = results.Measured.of(full())
+    shapes = found.cases(results.averaged)
+    own, halved = (found.shares(shapes, "forward", rate) for rate in (790e12, 395e12))
+    bound = [case.work("forward").bound == "compute" for case in shapes]
+    slower = [two / one for one, two, limited in zip(own, halved, bound) if limited]
+    assert slower and slower == pytest.approx([2] * len(slower))
+    rates = [
+        {"name": "product", "way": way, "rate": rate} for way, rate in (("rested", 800), ("settled", 700))
+    ]
+    monkeypatch.setattr(results, "load", lambda name: rates if name == results.REACH else [])
+    assert "reaches 800 TFLOPS" in readme.kept(found) and ", 700 ([rows]" in readme.kept(found)
+    assert "on the 36 jagged shapes is forward 0." in readme.kept(found)
+    monkeypatch.setattr(results, "load", lambda name: [])
+    assert readme.kept(found) == ""
 
 
 def test_rows_of_another_run_are_marked_and_no_second_measurement():
     packed = set(cases.SUITES["packed"]())
     mixed = [one | ({"commit": "old"} if cases.Case.of(one) in packed else {}) for one in full()]
-    lines = [line["shapes"] for line in results.readme_lines(mixed)]
+    lines = [line["shapes"] for line in readme.lines_of(mixed)]
     assert lines[-2:] == ["packed self-attention (run of old)"] * 2 and not any(
         "old" in x for x in lines[:-2]
     )

@@ -180,28 +180,6 @@ def spread_text(first: list[dict], second: list[dict]) -> str:
     )
 
 
-def run_text(rows: list[dict], name: str) -> str:
-    """What a run reached, in a sentence that begins with its name."""
-    met, found = results.reached(rows), results.Measured.of(rows)
-    row = next(row for row in rows if row.get("timer"))
-    text = f"{name}, of {row['date']} (commit {row['commit']}), reached {sum(met)} of {len(met)} targets"
-    for direction in DIRECTIONS:
-        if ratios := found.ratios(found.cases(results.averaged), direction).values():
-            text += f", {direction} {geometric_mean(ratios):.2f} times FA4 on {len(ratios)} jagged shapes"
-    return f"{text}."
-
-
-def runs_text(short: list[dict], first: list[dict], second: list[dict]) -> str:
-    """The runs before the last one, and how far it differs from each, in sentences; "" if there is none."""
-    text = []
-    if first:
-        text += [run_text(first, "The first run"), f"The {spread_text(first, second)}."]
-    if short:
-        told = changes_text(spread_rows(short, second))
-        text += [run_text(short, "The run in short samples"), f"From it to the last, in the median, {told}."]
-    return "\n".join(text)
-
-
 def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
     """Our ratio over FA4 with the GPU to itself, beside two runs in turn on the same shapes, or ""."""
     runs = [results.Measured.of(rows) for rows in (alone, last, short)]
@@ -219,39 +197,6 @@ def alone_text(alone: list[dict], last: list[dict], short: list[dict]) -> str:
         f"With the GPU to itself for a second, at {len(common)} shapes and passes, ours are {own:.2f} times "
         f"as fast as FlashAttention-4; in the table's run {turn:.2f}, in short samples {brief:.2f} times."
     )
-
-
-def host_text(rows: list[dict]) -> str:
-    """The host's time for eager calls, and in one thread, beside the calls as graphs; "" without rows."""
-    eager, alone, graphs = (
-        _host_times(rows, timer, mark)
-        for timer, mark in (("host-clock", ""), ("host-clock", f":{measure.ONE_THREAD}"), ("cuda-graph", ""))
-    )
-    if not eager:
-        return ""
-    text = "Eight short sequences (M = N = 128), forward, backward and both in one go, medians: until eager "
-    text += f"calls return, the host takes {eager}."
-    if alone:
-        text += " With the backward pass in the calling thread "
-        text += f"(`torch.autograd.set_multithreading_enabled(False)`) backward and both take {alone}."
-    return f"{text} Replayed as graphs they take {graphs}." if graphs else text
-
-
-def _host_times(rows: list[dict], timer: str, mark: str) -> str:
-    """Microseconds of the host suite's whole calls by one timer: "1, 2 and 3 us (name); ..."."""
-    from jfa.lab import style
-
-    found = results.Measured.of([row for row in rows if row.get("timer") == timer]).rows
-    calls = {key[1:3]: 1e3 * row["ms_p50"] for key, row in found.items() if key[3] == "call"}
-    told = []
-    for name in dict.fromkeys(name for _, name in calls if ":" not in name):
-        ways = DIRECTIONS[1:] if mark else DIRECTIONS
-        if all((way, name + mark) in calls for way in (*ways, "both")):
-            times = [f"{calls[way, name + mark]:.0f}" for way in ways]
-            told.append(
-                f"{', '.join(times)} and {calls['both', name + mark]:.0f} us ({style.label_of(name)})"
-            )
-    return "; ".join(told)
 
 
 def spread_table(first: list[dict], second: list[dict], count: int = 6) -> str:

@@ -43,10 +43,10 @@ MACHINES = {
         sms=132,
         flops_spec=Rate(989e12, "spec", "NVIDIA H200 SXM data sheet, dense bf16"),
         flops_measured=Rate(
-            790e12, "measured", "cuBLAS bf16, normal data, at the 700 W power limit (this project)"
+            790e12, "measured", "cuBLAS bf16, normal data, on a rested GPU (figures/09_reach.csv, rounded)"
         ),
         bytes_spec=Rate(4.8e12, "spec", "NVIDIA H200 data sheet"),
-        bytes_measured=Rate(4.3e12, "measured", "streaming kernels on an H200, rounded (this project)"),
+        bytes_measured=Rate(4.3e12, "measured", "a copy by a kernel (figures/09_reach.csv, rounded)"),
     ),
     "B200": Machine(
         name="B200",

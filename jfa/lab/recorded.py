@@ -110,9 +110,9 @@ def table(rows) -> str:
 
 def readme_text() -> str:
     """Return what stands between README's marks: the results, or before they exist the baseline's table."""
-    from jfa.lab import results
+    from jfa.lab import readme, results
 
-    return results.readme_text(results.load(results.RESULTS)) or table(measured("02_"))
+    return readme.text(results.load(results.RESULTS)) or table(measured("02_"))
 
 
 def block(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the benchmark's rows say: the targets with their values, and the tables of README and notebook 09.
+"""What the benchmark's rows say: the targets of speed with their values, and what other tables read of them.
 
     python -m jfa.lab.results [figures/09_results.csv [figures/09_memory.csv]]   print every target
     python -m jfa.lab.results --derive      write the rows of the figures 09_* from the recorded ones
@@ -79,10 +79,15 @@ class Measured:
                 found[case] = theirs / ours
         return found
 
-    def shares(self, cases, direction) -> list[float]:
-        """Share of the roofline that our calls reach."""
-        rows = (self.rows.get((case, direction, "jfa", "call")) for case in cases)
-        return [row["tflops"] / row["roof_tflops"] for row in rows if row is not None]
+    def shares(self, cases, direction, flop_rate: float | None = None) -> list[float]:
+        """Share of the roofline that our calls reach, or of one with another ``flop_rate`` in FLOP/s."""
+        rows = {case: self.rows.get((case, direction, "jfa", "call")) for case in cases}
+        found = {case: row for case, row in rows.items() if row is not None}
+        if flop_rate is None:
+            return [row["tflops"] / row["roof_tflops"] for row in found.values()]
+        works = [(case.work(direction), row) for case, row in found.items()]
+        least = [max(work.flops / flop_rate, work.memory_seconds) for work, _ in works]
+        return [1e3 * seconds / row["ms_p50"] for seconds, (_, row) in zip(least, works, strict=True)]
 
     def behind_best(self) -> dict:
         """Time of the step that a call takes over the best step's, by (case, direction) with named steps.
@@ -247,121 +252,9 @@ def targets_text(rows: list[dict], memory: list[dict] = ()) -> str:
     return "\n".join(map(str, targets(rows, memory)))
 
 
-GROUPS = (
-    ("jagged, M = 128", lambda case: averaged(case) and case.M == 128),
-    ("jagged, M = 256", lambda case: averaged(case) and case.M == 256),
-    ("jagged, M = 512", lambda case: averaged(case) and case.M == 512),
-    ("jagged, all three", averaged),
-    ("943 real histories", lambda case: case.suite == "histories"),
-    ("dense", lambda case: case.suite == "dense"),
-    ("packed self-attention", lambda case: case.suite == "packed"),
-)
-
-
-def readme_lines(rows: list[dict]) -> list[dict]:
-    """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios.
-
-    A group that another run measured than most others names that run's commit.
-    """
-    found = Measured.of(rows)
-    lines = []
-    for label, chosen in GROUPS:
-        cases = found.cases(chosen)
-        for direction in DIRECTIONS:
-            speeds = found.column(cases, direction, "tflops")
-            if not speeds:
-                continue
-            over = found.ratios(cases, direction)
-            others = {found.other_run(case) for case in cases}
-            line = {
-                "shapes": label if "" in others else f"{label} (run of {', '.join(sorted(others))})",
-                "pass": direction,
-                "count": len(speeds),
-                "tflops": geometric_mean(speeds),
-            }
-            line["of the roofline"] = geometric_mean(found.shares(cases, direction))
-            line["over FA4"] = geometric_mean(over.values()) if over else None
-            line["least"] = min(over.values()) if over else None
-            for peer in ("cudnn", "torch_varlen", "flex", "jfa_baseline"):
-                ratios = found.ratios(cases, direction, peer=peer).values()
-                line[f"over {peer}"] = geometric_mean(ratios) if ratios else None
-            lines.append(line)
-    return lines
-
-
-def readme_table(rows: list[dict]) -> str:
-    """The lines of `readme_lines` as Markdown; what no line has is left out, else an empty cell."""
-    titles = {"shapes": "shapes", "pass": "pass", "count": "count", "tflops": "TFLOPS"}
-    lines = readme_lines(rows)
-    words = ["of the roofline", "over FA4", "least", "over cuDNN", "over PyTorch varlen"]
-    words += ["over FlexAttention", "over our baseline"]
-    numbers = [name for name in (lines[0] if lines else ()) if name not in titles]
-    titles |= dict(zip(numbers, words, strict=True)) if lines else {}
-    titles = {name: title for name, title in titles.items() if any(line[name] is not None for line in lines)}
-    text = [f"| {' | '.join(titles.values())} |", "|---" * len(titles) + "|"]
-    for line in lines:
-        cells = [str(line[name]) for name in ("shapes", "pass", "count")] + [f"{line['tflops']:.0f}"]
-        rest = [line[name] for name in titles if name in numbers]
-        cells += ["" if value is None else f"{value:.2f}" for value in rest]
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
-
-
-def slower(rows: list[dict]) -> str:
-    """A sentence: lines of the table in which FlashAttention-4 is faster on average, and how many shapes."""
-    lost = [
-        f"{line['shapes']}, {line['pass']} ({line['over FA4']:.3g} times)"
-        for line in readme_lines(rows)
-        if (line["over FA4"] or 1) < 1
-    ]
-    if not lost:
-        return "It leads on no line of the table."
-    found = Measured.of(rows)
-    ratios = [ratio for direction in DIRECTIONS for ratio in found.ratios(found.cases(), direction).values()]
-    behind = f"at {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} shapes and passes"
-    return (
-        f"FlashAttention-4 is faster on average on {'; '.join(lost)}, and {behind} (least {min(ratios):.2f})."
-    )
-
-
 def reached(rows: list[dict]) -> list[bool]:
     """Of every target that these rows can decide, whether it was reached; memory is that of the last run."""
     return [target.reached for target in targets(rows, load(MEMORY)) if target.reached is not None]
-
-
-def readme_text(rows: list[dict]) -> str:
-    """README's text on the results: the table, where we lose, the spread of two runs, provenance; or ""."""
-    import pandas
-
-    from jfa.lab import derived, recorded
-
-    if not rows:
-        return ""
-    found = Measured.of(rows)
-    every = found.cases(plain)
-    least = {way: found.ratios(every, way) for way in DIRECTIONS}
-    met = reached(rows)
-    text = [readme_table(rows), slower(rows)]
-    text += [f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."]
-    if all(least.values()):
-        lowest = ", ".join(f"{way} {min(ratios.values()):.2f}" for way, ratios in least.items())
-        count = min(map(len, least.values()))
-        text += [f"*Least* is over the shapes of a line; over all {count} jagged shapes, those of density 1"]
-        text += [f"with them, the least ratio over FlashAttention-4 is {lowest}."]
-    if runs := derived.runs_text(load(SHORT), load(EARLIER), rows):
-        text += ["", runs]
-    if alone := derived.alone_text(load(CLOCKS), rows, load(SHORT)):
-        text += [alone]
-    if host := derived.host_text(load(HOST)):
-        text += [host]
-    text += ["", derived.ladder_text(load("09_ladder"))]
-    where = pandas.DataFrame([row for row in rows if row.get("timer")])
-    text += [
-        "",
-        "Ratios are times of whole calls, as CUDA graphs in turn, FLOPs those of real lengths. Measured on",
-    ]
-    text += ["; ".join(recorded.provenance_lines(where)) + "."]
-    return "\n".join(text) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -374,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     for path, column in ((options.rows, "ms_p50"), (options.memory, "share_of_kv")):
         if not options.derive and (problem := measure.unreadable(path, column)):
             parser.error(problem)
-    from jfa.lab import derived
+    from jfa.lab import derived, readme
 
     if options.derive:
         try:
@@ -384,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
     try:
-        text = [targets_text(rows, memory), readme_table(rows)]
+        text = [targets_text(rows, memory), readme.table(rows)]
         text += [derived.spread_text(earlier, rows)] if (earlier := load(EARLIER)) else []
     except (TypeError, ValueError) as error:  # a word where a number belongs
         parser.error(f"{options.rows} or {options.memory}: {error}")
