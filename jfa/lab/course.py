@@ -13,10 +13,10 @@ LADDER = (
     ("balanced", "tiles dealt by their work, not in their natural order", "F B"),
     ("dynamic", "tiles handed out at run time; forward, also a second Q tile", "F B"),
     ("dq_staged", "one slice's reduce-add overlaps the next slice's copy", "B"),
-    ("dq_released", "the dQ accumulator is freed before its last slices are stored", "B"),
-    ("peeled", "KV loop split into an unmasked bulk and a masked tail", "F B"),
+    ("dq_released", "dQ gives up its columns (Blackwell) or registers (Hopper) earlier", "B"),
+    ("peeled", "masks only in blocks with an edge: two loops, or a branch", "F B"),
     ("staged", "the output leaves through a tile of its own, not through Q's", "F"),
-    ("two_cta", "two CTAs share each matrix product and what it reads", "B"),
+    ("two_cta", "two CTAs share loads, on Blackwell each matrix product too", "B"),
     ("ds_buffered", "Hopper: a second dS and a third Q and dO, so the groups meet once a block", "B"),
     ("stationary", "beyond the paper: the shared query and its gradient stay on chip", "F B"),
 )

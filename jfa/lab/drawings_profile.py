@@ -110,9 +110,7 @@ def limits_text(rows, sampled=None) -> str:
 
     doing = None if sampled is None else waits.table(sampled)
     title = f"{'pass':<8} {'case':<12} {'step':<11} {'tensor':>6} {'HBM':>4}  {'busiest unit':<17}"
-    lines = [
-        f"{title}  {'the limit':<26}" + ("" if doing is None else "  consumers wait for, % of their time")
-    ]
+    lines = [f"{title}  {'suspect':<26}" + ("" if doing is None else "  consumers wait for, % of their time")]
     for row in limits(rows):
         unit = f"{row['unit']} {share(row['busy'])} %"
         head = f"{row['direction']:<8} {row['case']:<12} {row['step']:<11} {share(row['tensor']):>4} %"

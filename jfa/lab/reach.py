@@ -40,6 +40,7 @@ OURS = {
     "backward": Target("backward", "stationary", **SHAPE),
 }
 PRODUCT = "product"
+OURS_BEGIN = "our "
 
 
 def works(side: int = SIDE, count: int = COUNT, device: str = "cuda", ours=OURS):
@@ -54,7 +55,7 @@ def works(side: int = SIDE, count: int = COUNT, device: str = "cuda", ours=OURS)
     yield "read", partial(torch.sum, source), 4 * count, "TB/s"
     yield "write", partial(target.fill_, 1.0), 4 * count, "TB/s"
     for direction, step in ours.items():
-        yield f"our {direction} pass", prepare(step), step.case.work(direction).flops, "TFLOPS"
+        yield f"{OURS_BEGIN}{direction} pass", prepare(step), step.case.work(direction).flops, "TFLOPS"
 
 
 def recorded(rounds: int = 5, ways=WAYS, sizes=(), **options):
@@ -77,9 +78,15 @@ def rates(rows) -> dict[tuple[str, str], float]:
     return rows.set_index(["name", "way"])["rate"].to_dict()
 
 
+def shares(rows):
+    """Our passes' rates over the product's in the same way: a DataFrame, a line a pass, a column a way."""
+    found = rows.pivot(index="name", columns="way", values="rate")[list(dict.fromkeys(rows["way"]))]
+    return found[found.index.str.startswith(OURS_BEGIN)] / found.loc[PRODUCT]
+
+
 def text(rows) -> str:
     """A line a work: its rate in every way, our passes also over the product's; from rows (a DataFrame)."""
-    found, names = rates(rows), list(dict.fromkeys(rows["way"]))
+    found, names, over = rates(rows), list(dict.fromkeys(rows["way"])), shares(rows)
     last = rows[rows["way"] == LONG.name].set_index("name")
     lines = [
         f"{'':<18} {'':<6} " + " ".join(f"{name:>14}" for name in names) + f"  clock and power {LONG.name}"
@@ -89,9 +96,9 @@ def text(rows) -> str:
         cells = " ".join(f"{found[name, way]:>14.{digits}f}" for way in names)
         clock = f"{last['sm_clock_mhz'][name] / 1e3:.2f} GHz, {last['power_w'][name]:.0f} W"
         lines.append(f"{name:<18} {unit:<6} {cells}  {clock}")
-        if name.startswith("our"):
-            shares = " ".join(f"{found[name, way] / found[PRODUCT, way]:>14.2f}" for way in names)
-            lines.append(f"{'... over product':<18} {'':<6} {shares}")
+        if name in over.index:
+            cells = " ".join(f"{share:>14.2f}" for share in over.loc[name])
+            lines.append(f"{'... over product':<18} {'':<6} {cells}")
     return "\n".join(lines)
 
 
