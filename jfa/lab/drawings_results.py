@@ -213,7 +213,10 @@ def spread(rows):
     ours, theirs = (100 * derived.changes(table, column)[0] for column in ("ms", "fa4_ms"))
     title = f"From the first run to the second, in the median: our times {ours:+.0f} %, FA4's {theirs:+.0f} %"
     runs = (("first", table[0]["commit_first"]), ("second", table[0]["commit"]))
-    notes = [f"{run} run ({commit}): {settled(table[0][f'settle_ms_{run}'])}" for run, commit in runs]
+    notes = [
+        f"{run} run ({table[0][f'date_{run}']}, {commit}): {settled(table[0][f'settle_ms_{run}'])}"
+        for run, commit in runs
+    ]
     return style.finish(figure, title, " · ".join([style.caption(rows), *notes]))
 
 
