@@ -1,5 +1,6 @@
 """The public function: it validates, then calls one PyTorch operator that runs the chosen backend."""
 
+import math
 import weakref
 
 import torch
@@ -8,6 +9,8 @@ from torch.autograd import forward_ad
 from jfa import backends, jagged, validation
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import Step
+
+LOG2_E = math.log2(math.e)
 
 
 def jagged_flash_attention(
@@ -38,14 +41,15 @@ def jagged_flash_attention(
     triton, float64 on reference; under autocast q, k and v are cast as in
     ``scaled_dot_product_attention``. out has the dtype of q; lse is the natural logarithm, float32
     (float64 for float64), and differentiable. Gradients are first-order and reverse-mode only; the kernels
-    make them from a float32 lse, so logits beyond 1e5 cost them a percent and more.
+    make them from a float32 lse: logits beyond 1e5 cost them a percent and more, beyond 1e7 they can be
+    anything. ``torch.func.grad`` and ``vjp`` are refused.
 
     ``scale``: default D ** -0.5. ``window``: (left, right) keys around the aligned one, both included,
     None (or -1) unbounded; the last query row is aligned with the last key. ``causal`` is right = 0. A
     row that sees no key gives out 0, lse -inf and zero gradients. Rows past the last offset are never
-    read; their gradients are 0, and with packed Q their out is 0 and lse -inf. ``max_kv_len``: an upper
-    bound of all lengths. It lets a GPU launch without reading the offsets (a CUDA graph that is captured
-    with it stays right for any lengths up to it); a longer sequence is an error when checked.
+    read; their gradients are 0, and with packed Q their out is 0 and lse -inf. Launches take their sizes
+    from shapes, so a captured CUDA graph stays right for any lengths. ``max_kv_len``: an upper bound of
+    all lengths; a longer sequence is an error where values are checked, and nothing else depends on it.
     ``deterministic``: the same bits for dq in every run; ``torch.use_deterministic_algorithms`` asks for
     it too. ``schedule``: a ``jfa.schedule.Schedule``. ``step``: a step of the course, by name or as an
     object; a name stands for both directions where both ladders have it, an object for its own, and the
@@ -154,9 +158,12 @@ LIBRARY.define(
 
 def _problem(q, k, v, kv_offsets, q_offsets, scale, left, right, max_kv_len) -> Problem:
     scale = q.shape[2] ** -0.5 if scale is None else float(scale)
-    scale = 0.0 if abs(scale) < 2**-149 else scale  # as in float32, which is what a kernel gets
-    if not abs(scale) < 2.0**128:
+    if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale}")
+    if q.dtype != torch.float64:  # a kernel gets scale * log2(e) as a float32
+        scale = 0.0 if abs(scale) < 2**-149 else scale
+        if abs(scale) * LOG2_E >= 2.0**128:
+            raise ValueError(f"scale: expected a number that float32 holds, times log2(e) too, got {scale}")
     return Problem(
         batch=kv_offsets.shape[0] - 1,
         heads_q=q.shape[1],
@@ -352,6 +359,10 @@ def _make_differentiable(name: str, function, count: int) -> None:
         if dual and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
             raise NotImplementedError(
                 "jagged_flash_attention has no forward-mode derivative; use reverse mode"
+            )
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                "jagged_flash_attention does not work under torch.func; use torch.autograd.grad or backward"
             )
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return function.apply(run, *arguments)

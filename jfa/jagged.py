@@ -7,6 +7,7 @@ nobody.
 
 import csv
 import math
+import numbers
 from pathlib import Path
 
 import torch
@@ -30,8 +31,9 @@ def lengths_to_offsets(lengths, dtype: torch.dtype = torch.int32) -> torch.Tenso
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and lengths.numel():
         if int(lengths.min()) < 0:
             raise ValueError(f"lengths: expected no negative length, got {int(lengths.min())}")
-        if int(sums[-1]) > torch.iinfo(dtype).max:
-            raise ValueError(f"lengths: their sum {int(sums[-1])} does not fit {dtype}; use torch.int64")
+        total = sum(lengths.tolist())  # Python's integers do not wrap around
+        if total > torch.iinfo(dtype).max:
+            raise ValueError(f"lengths: their sum {total} does not fit {dtype}; use torch.int64")
     return torch.cat([sums.new_zeros(1), sums]).to(dtype)
 
 
@@ -90,8 +92,7 @@ def check_offsets_values(offsets: torch.Tensor, total: int, *, name: str, max_le
     first, last = int(values[0]), int(values[-1])
     if first != 0:
         raise ValueError(f"{name}: expected to start at 0, got {name}[0] = {first}")
-    lengths = values.diff()
-    falls = (lengths < 0).nonzero()
+    falls = (values[1:] < values[:-1]).nonzero()  # a difference could wrap around
     if falls.numel():
         b = int(falls[0])
         raise ValueError(
@@ -100,6 +101,7 @@ def check_offsets_values(offsets: torch.Tensor, total: int, *, name: str, max_le
         )
     if last > total:
         raise ValueError(f"{name}: expected to end within the {total} packed rows, got {name}[-1] = {last}")
+    lengths = values.diff()
     if max_len is not None and lengths.numel() and int(lengths.max()) > max_len:
         b = int(lengths.argmax())
         raise ValueError(
@@ -151,7 +153,7 @@ def equal_lengths(batch: int, length: int) -> torch.Tensor:
     """Lengths (batch,), int64 on the CPU, that are all ``length``: a dense batch."""
     _count("batch", batch)
     _count("length", length)
-    return torch.full((batch,), length, dtype=torch.int64)
+    return torch.full((batch,), length, dtype=torch.int64, device="cpu")
 
 
 def history_lengths() -> torch.Tensor:
@@ -170,7 +172,8 @@ def history_lengths() -> torch.Tensor:
             f"in {here} and in the folders above it; run from inside a checkout."
         )
     with path.open(newline="") as file:
-        return torch.tensor([int(row["events"]) for row in csv.DictReader(file)], dtype=torch.int64)
+        events = [int(row["events"]) for row in csv.DictReader(file)]
+    return torch.tensor(events, dtype=torch.int64, device="cpu")
 
 
 def from_nested(nested: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,23 +196,30 @@ def to_nested(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
     Nothing is copied; gradients flow through. Raises like ``check_offsets``.
     """
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"values: expected a torch.Tensor, got {type(values).__name__}")
     check_offsets(offsets, values.shape[0], name="offsets", device=values.device)
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _uniform(count: int, low: int, high: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(low, high + 1, (count,), generator=generator)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randint(low, high + 1, (count,), generator=generator, device="cpu")
 
 
 def _count(name: str, value: int) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
     if value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
 
 
 def _integers(name: str, values) -> torch.Tensor:
     if not isinstance(values, torch.Tensor):
-        values = torch.as_tensor(values)
+        try:
+            values = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected a list or a tensor of integers, got {values!r}") from error
         if values.numel() == 0:
             values = values.to(torch.int64)
     if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:

@@ -34,8 +34,8 @@ def attention(
         out, lse, _ = one_sequence(call.cast(q[rows]), call.cast(k[keys]), call.cast(v[keys]), *call.rule)
         results.append((out if dtype else out.to(q.dtype), lse))
     outs, lses = zip(*results, strict=True)
-    if q_offsets is None:
-        return torch.stack(outs)[: call.batch], torch.stack(lses)[: call.batch]
+    if q_offsets is None:  # copied, because a slice would keep the last sequence's storage
+        return torch.stack(outs)[: call.batch].clone(), torch.stack(lses)[: call.batch].clone()
     return torch.cat(outs), torch.cat(lses, dim=1)
 
 
@@ -48,9 +48,8 @@ def one_sequence(
     no gradient.
     """
     group = q.shape[1] // k.shape[1]  # consecutive query heads share one key/value head
-    k = k.repeat_interleave(group, dim=1)
-    v = v.repeat_interleave(group, dim=1)
     visible = visible_keys(q.shape[0], k.shape[0], left, right, q.device)
+    k, v = (_seen(x, visible).repeat_interleave(group, dim=1) for x in (k, v))
     blind = ~visible.any(dim=1)  # rows that see no key at all
 
     scores = torch.einsum("mhd,nhd->hmn", q, k) * scale
@@ -60,6 +59,11 @@ def one_sequence(
     lse = torch.logsumexp(scores, dim=2).masked_fill(blind, -torch.inf)
     out = torch.einsum("hmn,nhd->mhd", weights, v).masked_fill(blind[:, None, None], 0)
     return out, lse, weights
+
+
+def _seen(keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Keys or values with 0 where no row sees them: they count for nothing, even NaN."""
+    return keys.masked_fill(~visible.any(dim=0)[:, None, None], 0)
 
 
 def visible_keys(
@@ -133,9 +137,10 @@ def one_sequence_backward(
     delta = (dout * out).sum(dim=2).T  # (Hq, M)
     if dlse is not None:
         delta = delta - dlse
-    dweights = torch.einsum("mhd,nhd->hmn", dout, v.repeat_interleave(group, dim=1))
+    k, v = (_seen(x, visible).repeat_interleave(group, dim=1) for x in (k, v))
+    dweights = torch.einsum("mhd,nhd->hmn", dout, v)
     dscores = (weights * (dweights - delta[:, :, None])).masked_fill(~visible, 0) * scale
-    dq = torch.einsum("hmn,nhd->mhd", dscores, k.repeat_interleave(group, dim=1))
+    dq = torch.einsum("hmn,nhd->mhd", dscores, k)
     dk = torch.einsum("hmn,mhd->nhd", dscores, q)
     dv = torch.einsum("hmn,mhd->nhd", weights, dout)
     dk, dv = (x.unflatten(1, (heads_kv, group)).sum(dim=2) for x in (dk, dv))  # a group shares its head

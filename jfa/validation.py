@@ -117,7 +117,7 @@ def check_options(scale, max_kv_len, backend, schedule, step, check):
         max_kv_len = min(bound, LARGEST) if isinstance(bound, int) else bound
     if backend not in backends.NAMES:
         raise ValueError(f"backend: expected one of {', '.join(backends.NAMES)}, got {backend!r}")
-    if schedule is not None and not hasattr(schedule, "tensors"):
+    if schedule is not None and not callable(getattr(schedule, "tensors", None)):
         raise TypeError(f"schedule: expected a jfa.schedule.Schedule or None, got {type(schedule).__name__}")
     if not (step is None or isinstance(step, (str, Step))):
         raise TypeError(f"step: expected a name, a step or None, got {type(step).__name__}")

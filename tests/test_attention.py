@@ -462,8 +462,9 @@ def test_a_scale_too_small_for_float32_is_zero(backend):
     out = jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=1e-300)
     means = torch.stack([v[:70].float().mean(0), v[70:].float().mean(0)])[:, None]
     torch.testing.assert_close(out.float(), means.expand_as(out), rtol=2**-7, atol=2**-7)
-    with pytest.raises(ValueError, match="scale: expected a finite number"):
-        jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=1e39)
+    for scale in (1e39, -3e38):
+        with pytest.raises(ValueError, match="scale: expected a number that float32 holds, times log2"):
+            jfa.jagged_flash_attention(q, k, v, offsets, backend=backend, scale=scale)
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton", "hopper", "blackwell"])
@@ -508,6 +509,40 @@ def test_forward_mode_through_the_backward_pass_is_refused_too():
         weight = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             torch.autograd.grad((out * weight).sum(), q)
+
+
+def test_reverse_mode_transforms_are_refused_by_name():
+    q, k, v = (torch.randn(rows, 1, 4, dtype=torch.float64) for rows in (2, 5, 5))
+    with pytest.raises(NotImplementedError, match="does not work under torch.func"):
+        torch.func.grad(lambda q: jfa.jagged_flash_attention(q, k, v, torch.tensor([0, 5])).sum())(q)
+
+
+def test_an_lse_that_nobody_differentiates_costs_no_gradient(spy, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        spy, "backward", lambda problem, dout, dlse, q, k, v, *_, **__: given.append(dlse) or (q, k, v)
+    )
+    call(return_lse=True)[0].sum().backward()
+    assert given == [None]
+
+
+def test_float64_keeps_a_scale_that_float32_would_not():
+    q, k, v = (1e25 * torch.randn(rows, 1, 4, dtype=torch.float64) for rows in (2, 5, 5))
+    offsets = torch.tensor([0, 5])
+    out = jfa.jagged_flash_attention(q, k, v, offsets, scale=1e-50)
+    wanted = torch.softmax(torch.einsum("mhd,nhd->hmn", q, k) * 1e-50, 2)
+    torch.testing.assert_close(out[0], torch.einsum("hmn,nhd->mhd", wanted, v))
+    assert jfa.jagged_flash_attention(q / 1e25, k / 1e65, v, offsets, scale=1e39).isfinite().all()
+    for scale in (math.inf, math.nan):
+        with pytest.raises(ValueError, match="scale: expected a finite number"):
+            jfa.jagged_flash_attention(q, k, v, offsets, scale=scale)
+
+
+def test_modules_of_steps_and_schedules_are_found_in_the_package():
+    assert jfa.steps.find("hopper", "forward", "staged").name == "staged"
+    assert jfa.schedule.make_schedule is make_schedule
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = jfa.nothing
 
 
 def test_meta_tensors_with_gradients_and_a_named_step():

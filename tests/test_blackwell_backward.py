@@ -11,7 +11,7 @@ import jfa
 from jfa import emulator, jagged, steps
 from jfa.kernels.blackwell import backward_launch, launch
 from jfa.kernels.problem import Problem
-from jfa.lab import launches, source
+from jfa.lab import launches
 from jfa.lab.check import check_attention
 
 LADDER = steps.BACKWARD["blackwell"]
@@ -229,12 +229,6 @@ def test_masks_and_groups_hardly_spill():
     found = report("peeled", packed=True, window=(-1, 0), heads=8, heads_kv=2)
     found.check(allow_spills=True)
     assert found.spill_store_bytes + found.spill_load_bytes <= 32
-
-
-def test_a_step_changes_little():
-    general = [step for step in LADDER if step.name != "stationary"]
-    for before, after in zip(general, general[1:], strict=False):
-        assert 0 < source.changed_lines(before, after) <= 80, after.name
 
 
 def test_the_dispatcher_looks_at_shapes_alone():

@@ -42,6 +42,10 @@ def test_lengths_of_narrow_types_do_not_overflow():
         ([1.0], torch.int32, TypeError, "lengths: expected integers, got dtype torch.float32"),
         ([True], torch.int32, TypeError, "lengths: expected integers, got dtype torch.bool"),
         ([1], torch.int16, TypeError, "dtype: expected torch.int32 or torch.int64, got torch.int16"),
+        ([2**62, 2**62], torch.int64, ValueError, "their sum 9223372036854775808 does not fit torch.int64"),
+        ([2**63 - 1, 2**63 - 1, 3], torch.int64, ValueError, "does not fit torch.int64"),
+        (None, torch.int32, TypeError, "lengths: expected a list or a tensor of integers, got None"),
+        ("abc", torch.int32, TypeError, "lengths: expected a list or a tensor of integers, got 'abc'"),
     ],
 )
 def test_bad_lengths(lengths, dtype, error, message):
@@ -92,6 +96,24 @@ def test_decreasing_offsets_near_the_int32_limit():
     offsets = torch.tensor([0, 2**31 - 1, -(2**31) + 5], dtype=torch.int32)
     with pytest.raises(ValueError, match="never to decrease"):
         jagged.check_offsets(offsets, 2**31)
+    wraps = torch.tensor([0, 2**63 - 1, -2, 9])  # each difference looks like an increase
+    with pytest.raises(ValueError, match="never to decrease"):
+        jagged.check_offsets(wraps, 9)
+
+
+def test_lengths_are_on_the_cpu_whatever_the_default_device_is():
+    torch.set_default_device("meta")
+    try:
+        made = [jagged.density_lengths(3, 9, 0.5), jagged.equal_lengths(3, 9), jagged.history_lengths()]
+    finally:
+        torch.set_default_device(None)
+    assert [x.device.type for x in made] == ["cpu"] * 3
+
+
+@pytest.mark.parametrize("arguments", [(2, 1.5), (True, 3), (2.0, 3)])
+def test_counts_are_whole_numbers(arguments):
+    with pytest.raises(TypeError, match="expected an int, got"):
+        jagged.equal_lengths(*arguments)
 
 
 def test_values_are_read_only_when_asked():

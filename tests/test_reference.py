@@ -241,3 +241,24 @@ def test_every_kind_of_fault_is_seen_by_the_oracle():
         same(lse / math.log(2), lse)
     with pytest.raises(AssertionError):
         same(right * math.nan, right)
+
+
+def test_keys_that_no_row_sees_count_for_nothing():
+    q, k, v, kv_offsets, _ = inputs(False, heads=(2, 2), grad=True)
+    unseen = torch.arange(5) < 2  # of the first sequence, by rows 2 to 4 of the keys
+    wanted, _ = reference.attention(q, k, v, kv_offsets, window=(0, 0))
+    with torch.no_grad():
+        k[:5][unseen], v[:5][unseen] = math.nan, math.nan
+    out, _ = reference.attention(q, k, v, kv_offsets, window=(0, 0))
+    assert torch.equal(out, wanted)
+    mine = reference.attention_backward(torch.ones_like(out), None, q, k, v, kv_offsets, window=(0, 0))
+    for grad, written in zip(torch.autograd.grad(out.sum(), (q, k, v)), mine, strict=True):
+        assert grad.isfinite().all()
+        torch.testing.assert_close(grad, written)
+
+
+def test_results_own_their_storage_alone():
+    q, k, v, kv_offsets, _ = inputs(False, grad=True)
+    out, lse = reference.attention(q, k, v, kv_offsets)
+    assert out.untyped_storage().nbytes() == out.numel() * out.element_size()
+    assert lse.untyped_storage().nbytes() == lse.numel() * lse.element_size()

@@ -276,3 +276,22 @@ def test_on_a_gpu_it_takes_at_most_15_microseconds_and_fits_a_graph():
     graph.replay()
     expected = make_schedule(shapes, offsets(lengths[::-1]), None)
     assert records(schedule.q_tiles, schedule.q_counts) == records(expected.q_tiles, expected.q_counts)
+
+
+def test_a_schedule_carried_as_tensors_ignores_the_default_device():
+    made = good()
+    torch.set_default_device("meta")
+    try:
+        carried = made.tensors()
+    finally:
+        torch.set_default_device(None)
+    assert carried[-1].device.type == "cpu" and type(made).from_tensors(carried).block_m == made.block_m
+
+
+def test_a_schedule_of_other_packed_queries_or_of_another_device_is_refused():
+    q_offsets = torch.tensor([0, 2, 3, 6])
+    made = make_schedule((6, 9), torch.tensor([0, 3, 7, 9]), q_offsets)
+    problem = Problem(3, 1, 1, 64, 64, 6, 9, False, 1.0)
+    made.check(problem, torch.tensor([0, 3, 7, 9]), q_offsets, values=True)
+    with pytest.raises(ValueError, match="schedule: expected on meta, got cpu"):
+        made.check(problem, torch.tensor([0, 3, 7, 9], device="meta"), q_offsets)

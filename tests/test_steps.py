@@ -12,6 +12,7 @@ import triton
 from jfa import steps
 from jfa.kernels.problem import Problem
 from jfa.kernels.step import Step
+from jfa.lab.ladder import module_of
 from jfa.lab.source import changed_lines
 
 ISSUED = ["warp_specialized", "balanced", "dynamic", "peeled", "stationary"]
@@ -124,3 +125,20 @@ def test_a_step_is_copied_and_pickled_as_what_it_is():
     assert pickle.loads(pickle.dumps(step)) is step
     with pytest.raises(pickle.PicklingError, match="'mine'"):
         pickle.dumps(dataclasses.replace(step, name="mine"))
+
+
+@pytest.mark.parametrize("arch", steps.FORWARD)
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"dtype": torch.float32}, "q: expected bfloat16 or float16"),
+        ({"head_dim": 96, "head_dim_v": 96}, "q: expected a head dimension of 64 or 128, got 96"),
+        ({"head_dim_v": 64}, "v: expected the head dimension of q, 128, got 64"),
+        ({"total_kv": 2**30 + 1}, "at most 2**30 rows"),
+    ],
+)
+def test_what_the_kernels_cannot_run_is_named(arch, change, message):
+    problem = Problem(1, 2, 2, 128, 128, 128, 1000, True, 0.1)
+    supports = module_of(arch).supports
+    assert supports(problem) is None
+    assert message in supports(dataclasses.replace(problem, **change))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -167,6 +168,27 @@ def test_a_named_step_that_is_not_deterministic_is_refused(backend):
     options = {"backend": backend, "deterministic": True}
     with pytest.raises(ValueError, match="deterministic: expected .*dq_staged"):
         jfa.jagged_flash_attention(*tensors, offsets, step="dq_staged", **options)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ValueError, match="deterministic: expected .*dq_staged"):
+            jfa.jagged_flash_attention(*tensors, offsets, backend=backend, step="dq_staged")
+    finally:
+        torch.use_deterministic_algorithms(False)
     for step in ("stationary", None, steps.find(backend, "forward", "balanced")):
         out = jfa.jagged_flash_attention(*tensors, offsets, step=step, **options)
         assert torch.autograd.grad(out.sum(), tensors[0])[0].isfinite().all()
+
+
+def test_autocast_leaves_float64_alone():
+    tensors = [torch.randn(rows, 2, 8, dtype=torch.float64) for rows in (3, 5, 5)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = jfa.jagged_flash_attention(*tensors, torch.tensor([0, 5]))
+    assert out.dtype == torch.float64
+
+
+def test_a_schedule_is_a_schedule():
+    tensors, offsets = inputs()
+    with pytest.raises(
+        TypeError, match="schedule: expected a jfa.schedule.Schedule or None, got SimpleNamespace"
+    ):
+        jfa.jagged_flash_attention(*tensors, offsets, schedule=types.SimpleNamespace(tensors=3))

@@ -11,7 +11,8 @@ class Problem:
 
     Shapes: broadcast-Q (``broadcast_q`` True) has q (M, Hq, D) shared by all B sequences; packed Q has
     q (Tq, Hq, D). k is (T, Hkv, D), v is (T, Hkv, Dv). ``query_len`` is M with broadcast-Q and None with
-    packed Q. ``max_kv_len`` is an upper bound in rows, or None when the caller gave none.
+    packed Q. ``max_kv_len`` is an upper bound in rows, or None when the caller gave none; no kernel here
+    needs it.
     ``window_left`` and ``window_right`` count keys, inclusive; -1 means unbounded. ``causal`` is already
     folded into ``window_right`` (0), so kernels read the window alone. ``scale`` multiplies q . k.
     """

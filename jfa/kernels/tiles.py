@@ -46,7 +46,8 @@ class Schedule:
 
     def tensors(self) -> list[torch.Tensor]:
         """The schedule as tensors, the last one on the CPU: what an operator's signature can carry."""
-        facts = torch.tensor([self.block_m, self.block_n, ORDERS.index(self.order), int(self.pruned)])
+        facts = [self.block_m, self.block_n, ORDERS.index(self.order), int(self.pruned)]
+        facts = torch.tensor(facts, device="cpu")  # whatever the default device is
         return [self.q_tiles, self.q_counts, self.kv_tiles, self.kv_counts, self.q_offsets, facts]
 
     @classmethod

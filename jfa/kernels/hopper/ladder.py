@@ -266,14 +266,3 @@ BACKWARD = [
     DS_BUFFERED,
     BACKWARD_STATIONARY,
 ]
-
-# Configurations that tuning may choose between: each must end and be right on a GPU.
-CONFIGURATIONS = [
-    {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 3, "V_DEPTH": 2},
-    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2},
-    {"BLOCK_N": 128, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 2, "PINGPONG": False},
-    {"BLOCK_N": 128, "Q_DEPTH": 1, "K_DEPTH": 1, "V_DEPTH": 1},
-    {"BLOCK_N": 64, "Q_DEPTH": 1, "K_DEPTH": 5, "V_DEPTH": 5},
-    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 4, "V_DEPTH": 4, "PINGPONG": False},
-    {"BLOCK_N": 64, "Q_DEPTH": 2, "K_DEPTH": 2, "V_DEPTH": 1},
-]
