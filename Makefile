@@ -1,8 +1,8 @@
 # `make` runs the course, `make test` checks the repository. `make help` lists everything.
 #
 # Variables: PYTHON (the interpreter that makes the environment), VENV (its folder; an activated conda environment
-# works too: make VENV="$CONDA_PREFIX"), NOTEBOOKS (names or numbers, all by default), ARGS (handed to the runner),
-# PYTEST_ARGS. Package index settings are pip's own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...).
+# works too: make VENV="$CONDA_PREFIX"), NOTEBOOKS (names or numbers, all by default), ARGS (handed to the runner
+# or to JupyterLab), PYTEST_ARGS. Package index settings are pip's own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -35,7 +35,7 @@ lint: $(STAMP) ## ruff check and ruff format --check, notebooks included
 	$(PY) -m ruff format --check .
 
 lab: $(STAMP) ## open JupyterLab on notebooks/
-	$(PY) -m jupyter lab --notebook-dir=notebooks
+	$(PY) -m jupyter lab --notebook-dir=notebooks $(ARGS)
 
 figures: $(STAMP) ## redraw every figure of figures/ from its CSV
 	$(PY) -m jfa.lab.figures

@@ -151,6 +151,18 @@ def test_a_list_that_is_not_there_is_told(arguments, capsys):
     assert "expected package.module:NAME" in capsys.readouterr().err
 
 
+def test_verdicts_that_cannot_be_written_are_refused_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mutate, "run", None)
+    nowhere, kept = tmp_path / "no" / "rows.csv", tmp_path / "rows.csv"
+    kept.write_text("as it was")
+    assert mutate.main(["--csv", str(nowhere), "--targets", SMALL]) == 2
+    assert f"--csv {nowhere}: No such file or directory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        mutate.main(["--csv", str(kept), "--clean", "1", "--targets", SMALL])
+    assert "leave out --clean or --csv" in capsys.readouterr().err
+    assert kept.read_text() == "as it was"
+
+
 # ------------------------------------------------------------------ this project's kernels and the wheel's
 
 

@@ -154,6 +154,65 @@ def test_resuming_leaves_out_what_is_there(stage):
     assert [row["suite"] for row in rows].count("jagged") == [row["suite"] for row in rows].count("dense")
 
 
+def test_resuming_measures_what_has_no_time(stage):
+    def names(rows):
+        return [(row["name"], row["direction"]) for row in rows if row["scope"] == "call"]
+
+    once = ("--impl", "jfa", "torch_varlen", "--scope", "call")
+    first = stage(*once, "--direction", "backward")
+    assert len(stage(*once, "--direction", "backward", "--resume")) == len(first) == 3
+    both = stage(*once, "--direction", "forward", "--resume")  # a forward pass of torch_varlen fails
+    assert names(both[3:]) == [("jfa", "forward"), ("torch_varlen", "forward")]
+    assert len(stage(*once, "--direction", "forward", "--resume")) == len(both) + 3
+
+
+@pytest.mark.parametrize("more", [[], ["--host", "--scope", "call"], ["--impl", "jfa", "flex"]], ids=" ".join)
+def test_what_is_asked_for_is_what_is_measured(stage, monkeypatch, more):
+    monkeypatch.setattr(ours, "prepare", lambda inputs, scope, step: exact(inputs, scope))
+    arguments = ["--impl", "jfa", "fa4", "--steps", "backward:peeled", "forward:staged", *more]
+    rows = stage(*arguments)
+    (case,) = bench.SUITES["jagged"]()
+    found = {
+        (case, row["name"], row["direction"], row["scope"]) for row in rows if row["scope"] != "schedule"
+    }
+    assert found == bench.asked(case, bench.parser().parse_args(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--case-limit-s", "-1"], "--case-limit-s: expected seconds above 0, got -1"),
+        (["--flex-limit-s", "inf"], "--flex-limit-s: expected seconds above 0, got inf"),
+        (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
+        (["--compile", "-1"], "--compile: expected at least 1, got -1"),
+        (["--M", "7"], "no case of these suites"),
+        (["--output", "cut.csv"], "--output: cut.csv: line 3 has other cells than the header"),
+        (["--resume", "--output", "foreign.csv"], "--output: foreign.csv: expected a CSV with a column M"),
+        (["--memory", "foreign.csv"], "--memory: foreign.csv: expected a CSV with a column M"),
+        (["--output", "foreign.csv/rows.csv"], "foreign.csv is no folder"),
+        (["--output", "."], ".: is a folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_runs(
+    arguments, said, stage, tmp_path, monkeypatch, capsys
+):
+    columns = ",".join((*bench.COLUMNS["output"], "share_of_kv"))
+    (tmp_path / "cut.csv").write_text(f"{columns}\n{'1,' * columns.count(',')}1\n1,2\n")
+    (tmp_path / "foreign.csv").write_text("suite,ms_p50\njagged,1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "measure_case", None)
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--device", "cpu", *arguments])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_file_without_anything_in_it_and_a_missing_folder_are_written(stage, tmp_path):
+    (tmp_path / "rows.csv").touch()
+    assert len(stage("--impl", "jfa", "--scope", "call")) == 4
+    assert measure.unwritable(tmp_path / "not" / "yet" / "rows.csv", "name") is None
+
+
 def test_a_limit_starts_no_further_case(stage, capsys):
     with pytest.raises(FileNotFoundError):
         stage("--limit-s", "-1")

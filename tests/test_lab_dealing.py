@@ -96,6 +96,10 @@ def test_recorded_steps_are_shown_beside_the_model(tmp_path, monkeypatch):
     pandas.DataFrame(recorded()).to_csv(tmp_path / "04_steps.csv", index=False)
     assert "360" in dealing.measured_text(["dynamic"])
     assert "H200" in dealing.measured_text(["dynamic"])
+    elsewhere = [row | {"gpu": "B200"} if row["step"] == "balanced" else row for row in recorded()]
+    pandas.DataFrame(elsewhere).to_csv(tmp_path / "04_steps.csv", index=False)
+    assert "B200" not in dealing.measured_text(["dynamic"])  # where the rows that are shown come from
+    assert "B200" in dealing.measured_text(["dynamic", "balanced"])
     lines = dealing.compared_text().splitlines()
     assert len(lines) == 3 and " 1.20 " in lines[2]
     assert len(figures.draw("04_steps").axes) == 2

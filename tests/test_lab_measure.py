@@ -117,6 +117,12 @@ def test_a_cut_file_is_named(tmp_path):
     assert measure.unreadable(path, "ms_p50") is None and "column power" in measure.unreadable(path, "power")
 
 
+def test_no_rows_are_no_file(tmp_path):
+    with pytest.raises(ValueError, match="no rows to write"):
+        measure.write_rows(tmp_path / "none.csv", [])
+    assert not (tmp_path / "none.csv").exists()
+
+
 def test_predictions_and_measurements_never_share_a_column(tmp_path):
     row = measure.predicted_row("two_cta", 1.5, "jfa.timing", M=128)
     work = flops.roofline([1024], 128, 4, 128, machine="B200")

@@ -10,12 +10,7 @@ from jfa.lab import ablation, counters, measure, neighbours, rounds, targets
 from jfa.lab.targets import BASELINE, Target
 
 SMALL = {"M": 70, "N": 300, "B": 4, "D": 64}
-PASSES = [
-    ("forward", "peeled"),
-    ("forward", "stationary"),
-    ("backward", "peeled"),
-    ("backward", "stationary"),
-]
+PASSES = [*ablation.PASSES, ("forward", "stationary")]  # what is recorded, and the last forward step
 
 
 def results(target):
@@ -308,6 +303,26 @@ def test_counted_steps_can_be_chosen(capsys):
     with pytest.raises(SystemExit):
         counters.main(["run", "--step", "no_such_step"])
     assert "two_cta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [[], ["--M", "256", "--step", "staged", "two_cta"]], ids=" ".join)
+def test_what_ncu_watches_runs_the_targets_of_its_parent(asked, monkeypatch, capsys):
+    handed, ran = [], []
+
+    def record(chosen, arguments, raw):
+        handed.append((chosen, list(arguments)))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(counters, "record", record)
+    monkeypatch.setattr(counters, "run", ran.append)
+    with pytest.raises(SystemExit):
+        counters.main(["record", *asked])
+    ((chosen, arguments),) = handed
+    assert arguments == asked and counters.main(["run", *arguments]) == 0 and ran == [chosen]
+    capsys.readouterr()
+    assert counters.main(["command", *asked]) == 0
+    assert capsys.readouterr().out.split()[-len(asked) - 1 :] == ["run", *asked]
 
 
 def test_curves_of_neighbours_are_medians_by_stretch():

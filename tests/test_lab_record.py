@@ -2,6 +2,7 @@
 
 import importlib
 import shlex
+import sys
 
 import pytest
 import torch
@@ -20,6 +21,30 @@ def test_every_command_is_one_that_its_module_takes(tmp_path, capsys):
         with pytest.raises(SystemExit):
             importlib.import_module(module).main(arguments)
         assert "no CUDA device" in capsys.readouterr().err, module
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "said"),
+    [
+        ("ablation", "--step nope", "expected some of forward staged, backward peeled"),
+        ("ablation", "--direction forward --step peeled", "expected some of forward staged"),
+        ("ablation", "--rounds 0", "--rounds: expected at least 1"),
+        ("rounds", "--samples 0 --output never.csv", "--samples: expected at least 1, got 0"),
+        ("neighbours", "--repeats 0 --output never.csv", "--repeats: expected at least 1, got 0"),
+        ("reduction", "--rounds 0", "--rounds: expected at least 1, got 0"),
+        ("ladder", "forward --rounds 0", "--rounds: expected at least 1, got 0"),
+        ("child", "anything", "unrecognized arguments: anything"),
+        ("pins", "anything", "unrecognized arguments: anything"),
+        ("figures", "--readme 00_waste", "--readme draws nothing: leave out the names"),
+    ],
+)
+def test_a_command_line_refuses_what_it_would_ignore(module, given, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", *given.split()])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"jfa.lab.{module}").main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and said in told
+    assert told.startswith(f"usage: python -m jfa.lab.{module} ")
 
 
 def test_what_it_writes_is_what_figures_are_drawn_from(tmp_path):

@@ -164,12 +164,45 @@ def test_table_and_exit_status(tmp_path, capsys):
     assert runner.main([str(good)]) == 0
 
 
+@pytest.mark.parametrize("source", ["[]", "null", '{"cells": 3}', '{"nbformat": 4, "cells": [3]}', "{"])
+def test_what_is_no_notebook_is_a_line_of_the_table(source, tmp_path):
+    path = tmp_path / "a.ipynb"
+    path.write_text(source)
+    result = run(path)
+    assert len(result.problems) == 1 and "a: " in runner.table([result])
+
+
+def test_a_name_is_a_number_a_name_or_a_path_that_is_there(tmp_path):
+    first, second, *_ = notebooks.paths()
+    own = write(tmp_path / first.name, CLAIM)
+    names = [first.stem[:2], first.stem, first.name, str(first), second.stem, str(own), str(own)]
+    assert runner.find(names) == [first, second, own.resolve()]
+    assert runner.find([]) == notebooks.paths()
+    for name in (str(tmp_path / "no" / first.name), "notes/00.txt", f"no/{first.stem}", "0", ""):
+        with pytest.raises(ValueError, match="no notebook"):
+            runner.find([name])
+
+
 def test_unknown_names_and_quick_writes_are_refused(capsys):
     with pytest.raises(SystemExit):
         runner.main(["99"])
     with pytest.raises(SystemExit):
         runner.main(["--write", "--quick"])
     assert "--write keeps the default parameters" in capsys.readouterr().err
+
+
+def test_outputs_of_a_gpu_are_not_written_over_where_there_is_none(monkeypatch, capsys):
+    plain, measured = runner.find(["00", "09"])
+    assert runner.from_a_gpu(measured) and not runner.from_a_gpu(plain)
+    started = []
+    monkeypatch.setattr(runner, "run_all", lambda paths, jobs, **options: started.append(paths) or [])
+    monkeypatch.setattr(runner, "gpu_here", lambda: False)
+    with pytest.raises(SystemExit):
+        runner.main(["--write", "00", "09"])
+    assert "09_full_kernel were measured on a GPU" in capsys.readouterr().err and not started
+    assert runner.main(["--write", "00"]) == runner.main(["--write", "--replace", "09"]) == 0
+    monkeypatch.setattr(runner, "gpu_here", lambda: True)
+    assert runner.main(["--write", "09"]) == 0 and started == [[plain], [measured], [measured]]
     with pytest.raises(SystemExit):
         runner.main(["--jobs", "-1", "00"])
     assert "--jobs: expected a positive number" in capsys.readouterr().err

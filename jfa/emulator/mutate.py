@@ -176,7 +176,10 @@ def _arguments(argv):
         "--targets", metavar="MODULE:LIST", help=f"where the kernels are (default: {TARGETS})"
     )
     parser.add_argument("--explained", default=EXPLAINED, metavar="MODULE:DICT", help="known survivors")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.csv and args.clean is not None:
+        parser.error("--csv: clean runs have no verdicts to write, leave out --clean or --csv")
+    return args
 
 
 def main(argv=None):
@@ -196,6 +199,12 @@ def main(argv=None):
     if args.clean is not None:
         _, alarms = sweep([targets[name] for name in names], args.clean)
         return int(bool(alarms))
+    if args.csv:
+        try:
+            open(args.csv, "a").close()  # now rather than when every mutant has run
+        except OSError as error:
+            print(f"--csv {args.csv}: {error.strerror}", file=sys.stderr)
+            return 2
     start = time.perf_counter()
     sample = QUICK if args.quick else None
 

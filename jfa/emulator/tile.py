@@ -179,4 +179,3 @@ def as_tensor(value, like=None):
 from . import tile_arith  # noqa: E402
 
 tile_arith.install(Tensor)
-EmuTypeError = KernelTypeError

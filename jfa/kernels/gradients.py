@@ -105,7 +105,7 @@ def fits_stationary(problem: Problem) -> str | None:
         return "q_offsets: expected none, because only a shared query block has one dQ"
     if problem.group != 1:
         return f"q: expected as many heads as k, got {problem.heads_q} and {problem.heads_kv}"
-    return "window: expected none" if problem.masked else None
+    return "window: expected none, and not causal" if problem.masked else None
 
 
 def tiles_for(problem, schedule, kv_offsets, q_offsets, block_n: int, order: str = "natural") -> Schedule:

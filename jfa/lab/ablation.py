@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jfa.lab import measure
+from jfa.lab import argtypes, measure
 from jfa.lab.targets import BASELINE, Target, compile_all, prepare, step_of
 
 SPREAD = 64  # tiles that all loads of keys go round when "keys from memory" is left out: they stay in L2
@@ -213,19 +213,23 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.ablation", description=__doc__.splitlines()[0])
     parser.add_argument("--output", help="CSV to write; rows are appended")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=argtypes.count, default=9)
     parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
     parser.add_argument("--M", nargs="+", type=int, default=[128, 256])
     parser.add_argument("--direction", nargs="+", choices=("forward", "backward"))
     parser.add_argument("--step", nargs="+", help="only these steps")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device: there is nothing to measure here")
     ways, names = (
         options.direction or [way for way, _ in PASSES],
         options.step or [name for _, name in PASSES],
     )
-    chosen = targets(options.M, [(way, name) for way, name in PASSES if way in ways and name in names])
+    passes = [(way, name) for way, name in PASSES if way in ways and name in names]
+    if not passes or set(names) - {name for _, name in PASSES}:
+        there = ", ".join(f"{way} {name}" for way, name in PASSES)
+        parser.error(f"--direction, --step: expected some of {there}")
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device: there is nothing to measure here")
+    chosen = targets(options.M, passes)
     if options.workers:
         wholes = [dataclasses.replace(target, step=BASELINE) for target in chosen if not target.left_out]
         for target, problem in compile_all([*wholes, *chosen], options.workers).items():

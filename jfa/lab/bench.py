@@ -14,15 +14,21 @@ import contextlib
 import faulthandler
 import functools
 import time
+from pathlib import Path
 
 import torch
 
-from jfa.lab import cases, child, measure, ours, peak, truth
+from jfa.lab import argtypes, cases, child, measure, ours, peak, truth
 from jfa.lab.cases import SUITES, Case, make_inputs
 from jfa.lab.peers import PEERS, REMOTE, Run
 
 DIRECTIONS = ("forward", "backward", "both")
 SCOPES = ("call", "kernel")
+# Columns that every row of a file has to which rows are appended.
+COLUMNS = {
+    "output": (*measure.SHAPE, "direction", "scope", "name"),
+    "memory": (*measure.SHAPE, "share_of_kv"),
+}
 RESERVED = 60 << 30  # bytes that PyTorch may keep for the next case
 
 
@@ -191,12 +197,28 @@ def impls_of(case: Case, options) -> list[str]:
     return list(dict.fromkeys([*options.impl, *more]))
 
 
+def asked(case: Case, options) -> set:
+    """(case, name, direction, scope) of what the command line asks for; a schedule comes with its case."""
+    found = set()
+    for scope in options.scope:
+        for name in impls_of(case, options):
+            found |= {(case, name, way, scope) for way in timed(options.direction, scope)}
+    if options.host:
+        again = [key for key in found if key[1] not in REMOTE and key[2] != "forward"]
+        found |= {(case, f"{name}:{measure.ONE_THREAD}", *rest) for _, name, *rest in again}
+    for way, _, step in (name.partition(":") for name in options.steps):
+        found.add((case, f"jfa:{step}", way, options.scope[0]))
+    return found
+
+
 def done_before(path) -> set:
-    """(case, impl) of every row that a file has."""
+    """(case, name, direction, scope) of every row of a file that has a time."""
     try:
-        return {(Case.of(row), row["impl"]) for row in measure.read_rows(path)}
+        rows = measure.read_rows(path)
     except FileNotFoundError:
         return set()
+    timed_rows = [row for row in rows if row.get("ms_p50") not in (None, "")]
+    return {(Case.of(row), row["name"], row["direction"], row["scope"]) for row in timed_rows}
 
 
 def lost_device() -> str:
@@ -240,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--N", nargs="+", type=int)
     parser.add_argument("--density", nargs="+", type=float)
     parser.add_argument("--few", action="store_true", help="representative cases only")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=argtypes.count, default=9)
     parser.add_argument("--sample-ms", type=float, default=10.0)
     parser.add_argument(
         "--settle-ms",
@@ -260,12 +282,18 @@ def parser() -> argparse.ArgumentParser:
         help="time what the host does for an eager call; for the suite of that name, which leaves a GPU idle",
     )
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no case after so long")
-    parser.add_argument("--flex-limit-s", type=float, default=child.PREPARE_S, help="to compile one case")
-    parser.add_argument("--case-limit-s", type=float, help="end the process when a case takes longer")
-    parser.add_argument("--resume", action="store_true", help="leave out cases that the output has")
+    parser.add_argument(
+        "--flex-limit-s", type=argtypes.seconds, default=child.PREPARE_S, help="to compile one case"
+    )
+    parser.add_argument(
+        "--case-limit-s", type=argtypes.seconds, help="end the process when a case takes longer"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out cases of which the output has a time for everything"
+    )
     parser.add_argument("--output", help="CSV to write; rows are appended")
     parser.add_argument("--memory", help="CSV of peak memory to write; rows are appended")
-    parser.add_argument("--compile", type=int, metavar="JOBS", help="fill the compilers' caches")
+    parser.add_argument("--compile", type=argtypes.count, metavar="JOBS", help="fill the compilers' caches")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     return parser
 
@@ -281,7 +309,7 @@ def run(options) -> int:
         monitor.wait()
         for case in selected(options):
             impls = impls_of(case, options)
-            if not impls or all((case, impl) in before for impl in impls):
+            if not impls or (before and asked(case, options) <= before):
                 continue
             if time.monotonic() - start > options.limit_s:
                 left += 1
@@ -294,7 +322,7 @@ def run(options) -> int:
             for row in rows:
                 print(show(row), flush=True)
             print(f"{len(rows)} rows in {time.monotonic() - began:.1f} s", flush=True)
-            if options.output:
+            if options.output and rows:
                 measure.write_rows(options.output, rows, append=True)
             if options.memory and peaks:
                 measure.write_rows(options.memory, peaks, append=True)
@@ -318,6 +346,12 @@ def main(argv=None) -> int:
             ours.named_step(name)
         except ValueError as error:
             parser().error(f"--steps {name}: {error}")
+    if not selected(options):
+        parser().error("no case of these suites has such an --M, --N and --density (and is one of --few)")
+    for option, columns in COLUMNS.items():
+        path = getattr(options, option)
+        if path and (problem := measure.unwritable(Path(path), *columns)):
+            parser().error(f"--{option}: {problem}")
     if options.device != "cpu" and not torch.cuda.is_available():
         parser().error("no CUDA device: there is nothing to measure here")
     if options.compile:

@@ -60,11 +60,6 @@ def claims():
     return found
 
 
-def claims_checked():
-    """Number of claims that have held in this process."""
-    return len(claims()["held"])
-
-
 @dataclass(frozen=True)
 class Row:
     """One quantity's verdict where it is worst: error and budget in its unit, ratio error / budget."""

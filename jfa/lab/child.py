@@ -6,6 +6,7 @@ from the same seed, checks and times by itself, and waits for its turn. The two 
 pipes. A child that dies, or that is silent for longer than its limit, is ended; rows say so.
 """
 
+import argparse
 import json
 import os
 import queue
@@ -251,5 +252,15 @@ def about() -> str:
     return f"child process, interleaved by rounds; torch {torch.__version__}, Triton {triton.__version__}"
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until standard input ends."""
+    about = (
+        "FlexAttention for jfa.lab.bench: lines of JSON from standard input are answered on standard output."
+    )
+    argparse.ArgumentParser(prog="python -m jfa.lab.child", description=about).parse_args(arguments)
     serve(Workshop())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ from jfa.lab import measure
 from jfa.lab.cases import shape_text
 from jfa.lab.targets import BASELINE, Target, compile_all, prepare
 
+QUERIES = (128, 256)
 KERNELS = ("kernel", "forward_kernel", "dkdv_kernel", "dq_kernel")
 MARK = "spin_kernel"  # torch.cuda._sleep
 # Column of the CSV -> (metric, unit of the column in units of the metric).
@@ -71,7 +72,8 @@ COUNTERS |= {
 }
 
 
-# Shapes on which a target of speed was missed, and what a call gets there.
+# Shapes on which a target of speed was missed, and what a call gets there. The last backward shape has two:
+# a call gets `ds_buffered`, and `peeled` is counted beside it.
 MISSED = (
     Target("forward", "staged", M=128, N=512, density=0.1),
     Target("backward", "stationary", M=128, N=512, density=0.1),
@@ -85,7 +87,7 @@ LAST = {"forward": "staged", "backward": "stationary"}
 CALLED = (*(Target(way, step, M=M) for M in (128, 256) for way, step in LAST.items()), *MISSED)
 
 
-def targets(queries=(128, 256), names=None) -> list[Target]:
+def targets(queries=QUERIES, names=None) -> list[Target]:
     """Baseline and steps of both ladders on one jagged shape, then ``MISSED``; of all, those in ``names``."""
     passes = {
         "forward": (BASELINE, "warp_specialized", "peeled", "staged", "stationary"),
@@ -127,6 +129,12 @@ def command_text(metrics, report: str) -> str:
     """The words of `command` in lines of at most 100 characters."""
     words = " ".join(command(metrics, report))
     return textwrap.fill(words, 100, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def asked(queries=None, names=None) -> tuple[str, ...]:
+    """The arguments by which the program that ncu watches gets the `targets` of its parent."""
+    rows = ("--M", *map(str, queries)) if queries else ()
+    return rows + (("--step", *names) if names else ())
 
 
 def short_name(name: str) -> str:
@@ -257,15 +265,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", help="CSV to write")
     parser.add_argument("--raw", help="file for ncu's own CSV")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile beforehand")
-    parser.add_argument("--M", nargs="+", type=int, default=[128, 256])
+    parser.add_argument("--M", nargs="+", type=int, help=f"rows of queries (default: {QUERIES})")
     parser.add_argument("--step", nargs="+", help="only these steps")
     options = parser.parse_args(arguments)
-    chosen = targets(options.M, options.step)
+    chosen, arguments = targets(options.M or QUERIES, options.step), asked(options.M, options.step)
     if not chosen:
         parser.error(f"--step: expected names of {sorted({target.step for target in targets()})}")
     if options.what == "command":
         metrics = [metric for metric, _ in COUNTERS.values()]
-        print(" ".join(command(metrics, "counters.ncu-rep")))
+        print(" ".join(command(metrics, "counters.ncu-rep", arguments)))
         return 0
     import torch
 
@@ -278,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
         for target, problem in compile_all(chosen, options.workers).items():
             print(f"{target}: {problem}", flush=True)
     try:
-        rows = record(chosen, ("--M", *map(str, options.M)), options.raw)
+        rows = record(chosen, arguments, options.raw)
     except (RuntimeError, ValueError) as error:
         parser.error(str(error))
     for row in rows:

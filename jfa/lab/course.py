@@ -18,6 +18,7 @@ LADDER = (
     ("staged", "the output leaves through a tile of its own, not through Q's", "F"),
     ("two_cta", "two CTAs share loads, on Blackwell each matrix product too", "B"),
     ("ds_buffered", "Hopper: a second dS and a third Q and dO, so the groups meet once a block", "B"),
+    ("lean", "Blackwell: fewer exponentials and rescalings, packed arithmetic", "F"),
     ("stationary", "beyond the paper: the shared query and its gradient stay on chip", "F B"),
 )
 

@@ -275,15 +275,12 @@ def measured_rows(directions=("forward", "backward")):
 
 def measured_text(names, directions=("forward",)) -> str:
     """Median TFLOPS of steps by shape with their provenance, or the plain statement that there are none."""
-    from jfa.lab import style
+    from jfa.lab import recorded
 
     rows = measured_rows(directions)
     if rows is None:
         return "not measured: no recording of a GPU is in figures/, so this notebook claims no speed"
-    chosen = rows[rows["step"].isin(names)]
-    table = chosen.pivot_table(index=["direction", "M", "N", "density"], columns="step", values="tflops")
-    shown = table[[name for name in names if name in table]].round(0)
-    return f"measured, TFLOPS\n{shown.to_string()}\n{style.caption(rows)}"
+    return recorded.speeds_text(rows, names, "measured, TFLOPS", ("direction", "M", "N", "density"))
 
 
 def live_text(quick: bool = False) -> str:

@@ -90,21 +90,6 @@ def ladder_rows(forward: list[dict], backward: list[dict]) -> list[dict]:
     return table
 
 
-def ladder_text(rows: list[dict]) -> str:
-    """TFLOPS of every step in the order of the ladder, a sentence; "" without rows of `ladder_rows`."""
-    if not rows:
-        return ""
-    ways = []
-    for direction in DIRECTIONS:
-        steps = [f"{row['step']} {row['tflops']:.0f}" for row in rows if row["direction"] == direction]
-        ways.append(f"{direction} {', '.join(steps)}")
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
-    settle = rows[0]["settle_ms"]
-    how = f"whole calls {f'after {settle:g} ms of themselves' if settle else 'in short samples'}, "
-    how += f"geometric mean of {rows[0]['shapes']} jagged shapes, {commits}"
-    return f"The ladder in TFLOPS ({how}): {'; '.join(ways)}."
-
-
 def dense_rows(rows: list[dict]) -> list[dict]:
     """TFLOPS of every peer on dense shapes and packed self-attention, the whole call."""
     kept = results.Measured.of(rows).rows

@@ -9,9 +9,6 @@ from jfa.lab import derived, plots, results, style
 DIRECTIONS = results.DIRECTIONS
 QUERIES = {128: "warp_specialized", 256: "dynamic", 512: "peeled"}  # one colour for each M
 OURS = "stationary"
-OVER = {"forward": 2.3, "backward": 2.2}
-SHARE = {"forward": 0.75, "backward": 0.66}
-LEAST = 1.1
 NUMBERS = (
     "M",
     "N",
@@ -56,11 +53,15 @@ def ratios(rows):
             color = style.color_of(hue)
             axes.scatter(at, values, s=sizes, color=color, alpha=0.75, linewidths=0, label=f"M = {rows_of_q}")
         axes.axhline(1, color=style.FAINT, linewidth=0.8)
-        axes.axhline(LEAST, color=style.FAINT, linewidth=0.8, linestyle=":")
-        axes.text(1.0, LEAST, " target of each", transform=axes.get_yaxis_transform(), fontsize=7.5)
-        axes.axhline(OVER[direction], color=style.INK, linewidth=1, linestyle="--")
+        axes.axhline(results.LEAST, color=style.FAINT, linewidth=0.8, linestyle=":")
+        axes.text(1.0, results.LEAST, " target of each", transform=axes.get_yaxis_transform(), fontsize=7.5)
+        axes.axhline(results.OVER[direction], color=style.INK, linewidth=1, linestyle="--")
         axes.text(
-            1.0, OVER[direction], " target of the mean", transform=axes.get_yaxis_transform(), fontsize=7.5
+            1.0,
+            results.OVER[direction],
+            " target of the mean",
+            transform=axes.get_yaxis_transform(),
+            fontsize=7.5,
         )
         axes.set_title(direction, loc="left")
         axes.set_xticks(range(len(limits)), [str(limit) for limit in limits])

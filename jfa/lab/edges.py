@@ -150,8 +150,6 @@ def length_sets(seed: int = 1) -> dict[str, list[int]]:
 
 # ------------------------------------------------------------------------------------------ what a mask costs
 
-FORWARD = ("dynamic", "peeled")
-
 
 @functools.cache
 def loops_of(step):

@@ -170,6 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(REGISTRY)):
         parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(REGISTRY)}")
+    if options.readme and options.names:
+        parser.error("--readme draws nothing: leave out the names")
     if options.readme:
         from jfa.lab import recorded as recordings
 

@@ -15,7 +15,7 @@ import torch
 
 from jfa import jagged, steps
 from jfa.kernels.problem import Problem
-from jfa.lab import cases, check, measure, source
+from jfa.lab import argtypes, cases, check, measure, source
 from jfa.lab.launches import capture_launches
 from jfa.schedule import make_schedule
 
@@ -261,10 +261,10 @@ def live_text(direction: str, names, shapes: list[cases.Case], rounds: int) -> s
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables; on a GPU measure as well."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jfa.lab.ladder", description=__doc__)
     parser.add_argument("direction", choices=("forward", "backward"))
     parser.add_argument("--output", help="CSV file for the measured rows")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=argtypes.count, default=9)
     parser.add_argument("--experiments", action="store_true", help="variants of the last steps instead")
     parser.add_argument("--only", choices=("table", "times"), help="one half of the work")
     chosen = parser.parse_args(arguments)

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import math
+import os
 import random
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ __all__ = [
     "read_rows",
     "told",
     "unreadable",
+    "unwritable",
     "write_rows",
 ]
 
@@ -294,10 +296,12 @@ def _checked(row):
 def write_rows(path, rows: list[dict], append: bool = False) -> Path:
     """Write rows as CSV: the columns of ``COLUMNS`` that occur, in that order, then others as they come.
 
-    ``append`` keeps the rows that the file has. Floats have six digits. Raises ValueError for a row whose
-    measured columns were not measured.
+    ``append`` keeps the rows that the file has. Floats have six digits. Raises ValueError without rows, and
+    for a row whose measured columns were not measured.
     """
     path = Path(path)
+    if not rows:
+        raise ValueError(f"{path}: there are no rows to write")
     rows = [_checked(row) for row in rows]
     if append and path.exists():
         rows = [*read_rows(path), *rows]
@@ -338,15 +342,31 @@ def read_rows(path) -> list[dict]:
     return [{name: x if name in TEXT_COLUMNS else _value(x) for name, x in row.items()} for row in rows]
 
 
-def unreadable(path: Path, column: str) -> str | None:
-    """None if a file is a whole CSV with that column, else a sentence that says what is wrong with it."""
+def unwritable(path: Path, *columns: str) -> str | None:
+    """None if `write_rows` could append rows with these columns to a file, else what is in the way.
+
+    Missing folders are made, and a file without anything in it is as good as none.
+    """
+    if path.is_dir():
+        return f"{path}: is a folder"
+    there = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+    if there != path and not there.is_dir():
+        return f"{path}: {there} is no folder"
+    if not os.access(there, os.W_OK):
+        return f"{path}: no permission to write"
+    return unreadable(path, *columns) if path.exists() and path.stat().st_size else None
+
+
+def unreadable(path: Path, *columns: str) -> str | None:
+    """None if a file is a whole CSV with these columns, else a sentence that says what is wrong with it."""
     try:
         with path.open(newline="") as file:
             header = next(csv.reader(file), [])
     except (OSError, UnicodeDecodeError) as error:
         return f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}"
-    if column not in header:
-        return f"{path}: expected a CSV with a column {column}"
+    for column in columns:
+        if column not in header:
+            return f"{path}: expected a CSV with a column {column}"
     try:
         read_rows(path)
     except ValueError as error:

@@ -76,7 +76,8 @@ def install() -> None:
 
 def main() -> int:
     """Print the versions, install if asked; return 1 when TLX does not import where it should."""
-    parser = argparse.ArgumentParser(description="Check, or with --install complete, the pinned tools.")
+    about = "Check, or with --install complete, the pinned tools."
+    parser = argparse.ArgumentParser(prog="python -m jfa.lab.pins", description=about)
     parser.add_argument("--install", action="store_true", help="put fbtriton over torch's triton")
     options = parser.parse_args()
     if not sys.platform.startswith("linux"):

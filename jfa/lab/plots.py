@@ -1,4 +1,4 @@
-"""Figures of measurements: ladder bars and lines over lengths; `jfa.lab.pictures` has the rest.
+"""Figures of measurements: the bars of a ladder; `jfa.lab.pictures` has the rest.
 
 Every function takes rows (dicts, or a pandas DataFrame) and gives a finished matplotlib Figure with its
 finding as the title and its provenance as the caption.
@@ -18,7 +18,6 @@ from jfa.lab.style import (
     color_of,
     finish,
     label_of,
-    save,
     spread_apart,
     step_order,
     styled,
@@ -33,10 +32,8 @@ __all__ = [
     "events_of",
     "heatmap",
     "ladder_bars",
-    "lines_over_lengths",
     "memory_map",
     "occupancy",
-    "save",
     "spread_apart",
     "styled",
     "timeline",
@@ -121,81 +118,3 @@ def ladder_bars(
                 borderaxespad=0,
             )
         return finish(figure, title, caption(records) if note is None else note)
-
-
-def lines_over_lengths(
-    rows,
-    title,
-    x="N",
-    value="tflops",
-    unit="TFLOPS",
-    *,
-    name="step",
-    low=None,
-    high=None,
-    panel=None,
-    xlabel="longest sequence, keys",
-    note=None,
-):
-    """Lines over lengths (log2) with a band from ``low`` to ``high``, named directly at their right ends.
-
-    ``rows`` hold ``name`` (a step or peer), ``x`` and ``value``; ``low`` and ``high`` are columns, the p20
-    and p80 of a measurement. ``panel`` is a column: one panel for each of its values, on one scale.
-    """
-    records = [row for row in _records(rows) if _number(row, value) is not None]
-    panels = list(dict.fromkeys(row[panel] for row in records)) if panel else [None]
-    names = step_order(row[name] for row in records)
-    top = 1.06 * max(_number(row, high) or _number(row, value) for row in records)
-    ticks = sorted({float(row[x]) for row in records})
-    with styled():
-        size = (max(7.2, 3.2 * len(panels) + 1.6), 3.6)
-        figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
-        for ax, which in zip(axes[0], panels):
-            ends = {}
-            for line in names:
-                points = [r for r in records if r[name] == line and (not panel or r[panel] == which)]
-                points.sort(key=lambda row: float(row[x]))
-                if not points:
-                    continue
-                at, values = [float(row[x]) for row in points], [_number(row, value) for row in points]
-                dashes = PEERS[line][2] if line in PEERS else "-"
-                ax.plot(at, values, color=color_of(line), linestyle=dashes, marker="o", markersize=4)
-                band = [(_number(row, low), _number(row, high)) for row in points]
-                if all(None not in pair for pair in band):
-                    ax.fill_between(at, *zip(*band), color=color_of(line), alpha=0.18, linewidth=0)
-                ends[line] = at[-1], values[-1]
-            ax.set(xscale="log", xlabel=xlabel, ylim=(0, top))
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            ax.minorticks_off()
-            ax.grid(axis="y")
-            if which is not None:
-                ax.set_title(str(which), loc="left")
-            if ax is axes[0][-1]:
-                _name_lines(ax, ends, top)
-        axes[0][0].set_ylabel(unit)
-        return finish(figure, title, caption(records) if note is None else note)
-
-
-def _name_lines(ax, ends, top):
-    """Write every line's name to the right of its end, moved apart so that none overlaps another."""
-    gap = 0.08 * top
-    places = spread_apart([value for _, value in ends.values()], gap, gap / 2, top)
-    for (line, (at, value)), y in zip(ends.items(), places):
-        ax.annotate(
-            label_of(line),
-            xy=(at, value),
-            xytext=(1.05, y),
-            textcoords=ax.get_yaxis_transform(),
-            color=color_of(line),
-            va="center",
-            fontsize=10,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": "#bbbbbb",
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
-        )

@@ -11,6 +11,7 @@ GROUPS = (
     ("jagged, M = 256", lambda case: averaged(case) and case.M == 256),
     ("jagged, M = 512", lambda case: averaged(case) and case.M == 512),
     ("jagged, all three", averaged),
+    ("other jagged", lambda case: case.suite == "jagged" and not averaged(case)),
     ("943 real histories", lambda case: case.suite == "histories"),
     ("dense", lambda case: case.suite == "dense"),
     ("packed self-attention", lambda case: case.suite == "packed"),
@@ -20,7 +21,8 @@ GROUPS = (
 def lines_of(rows: list[dict]) -> list[dict]:
     """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios.
 
-    A group that another run measured than most others names that run's commit.
+    A ratio that is of fewer shapes than the line has their number in brackets. A group that another run
+    measured than most others names that run's commit.
     """
     found = Measured.of(rows)
     lines = []
@@ -43,7 +45,8 @@ def lines_of(rows: list[dict]) -> list[dict]:
             line["least"] = min(over.values()) if over else None
             for peer in ("cudnn", "torch_varlen", "flex", "jfa_baseline"):
                 ratios = found.ratios(cases, direction, peer=peer).values()
-                line[f"over {peer}"] = geometric_mean(ratios) if ratios else None
+                few = f" ({len(ratios)})" if len(ratios) < len(speeds) else ""
+                line[f"over {peer}"] = f"{geometric_mean(ratios):.2f}{few}" if ratios else None
             lines.append(line)
     return lines
 
@@ -61,7 +64,9 @@ def table(rows: list[dict]) -> str:
     for line in lines:
         cells = [str(line[name]) for name in ("shapes", "pass", "count")] + [f"{line['tflops']:.0f}"]
         rest = [line[name] for name in titles if name in numbers]
-        cells += ["" if value is None else f"{value:.2f}" for value in rest]
+        cells += [
+            "" if value is None else value if isinstance(value, str) else f"{value:.2f}" for value in rest
+        ]
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
 
@@ -69,7 +74,7 @@ def table(rows: list[dict]) -> str:
 def slower(rows: list[dict]) -> str:
     """A sentence: lines of the table in which FlashAttention-4 is faster on average, and how many shapes."""
     lost = [
-        f"{line['shapes']}, {line['pass']} ({line['over FA4']:.3g} times)"
+        f"{line['shapes']}, {line['pass']} (ours has {line['over FA4']:.3g} times its speed)"
         for line in lines_of(rows)
         if (line["over FA4"] or 1) < 1
     ]
@@ -78,9 +83,8 @@ def slower(rows: list[dict]) -> str:
     found = Measured.of(rows)
     ratios = [ratio for direction in DIRECTIONS for ratio in found.ratios(found.cases(), direction).values()]
     behind = f"at {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} shapes and passes"
-    return (
-        f"FlashAttention-4 is faster on average on {'; '.join(lost)}, and {behind} (least {min(ratios):.2f})."
-    )
+    told = f"FlashAttention-4 is faster on average on {'; '.join(lost)}, and {behind}"
+    return f"{told} (least ratio {min(ratios):.2f})."
 
 
 def text(rows: list[dict]) -> str:
@@ -90,18 +94,16 @@ def text(rows: list[dict]) -> str:
     found = Measured.of(rows)
     met, short = results.reached(rows), results.load(results.SHORT)
     targets = f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."
-    first = [table(rows), slower(rows), targets, _least(found), kept(found)]
+    first = [headline(found), table(rows), slower(rows), targets, _least(found), kept(found)]
     others = [
         runs_table({"": rows, results.EARLIER: results.load(results.EARLIER), results.SHORT: short}),
         derived.alone_text(results.load(results.CLOCKS), rows, short),
     ]
     host = host_table(results.load(results.HOST))
     where = recorded.provenance_lines(pandas.DataFrame([row for row in rows if row.get("timer")]))
-    last = (
-        "Ratios are times of whole calls, as CUDA graphs in turn, FLOPs those of real lengths. Measured on\n"
-    )
-    last += "; ".join(where) + "."
-    blocks = [first, others, [host], [derived.ladder_text(results.load("09_ladder"))], [last]]
+    last = "Ratios are times of whole calls, as CUDA graphs in turn, FLOPs those of real lengths. The first\n"
+    last += f"table was measured on {'; '.join(where)}; the others name their commits."
+    blocks = [first, others, [host], [ladder_table(results.load("09_ladder"))], [last]]
     return "\n\n".join("\n".join(filter(None, block)) for block in blocks if any(block)) + "\n"
 
 
@@ -113,7 +115,7 @@ def runs_table(runs: dict[str, list[dict]]) -> str:
     if not before:
         return ""
     titles = ["run", "before a sample", "targets", "forward over FA4", "backward over FA4"]
-    titles += ["change to the last: our times", "FA4's", "our ratio"]
+    titles += ["change from it to the table's run: our times", "FA4's times", "our ratio"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, rows in [("", last), *before]:
         found, met = Measured.of(rows), results.reached(rows)
@@ -150,16 +152,51 @@ def host_table(rows: list[dict]) -> str:
             impl, _, mark = name.partition(":")
             if scope == "call":
                 found[impl, timer, mark, way] = 1e3 * row["ms_p50"]
+    row = next((row for row in rows if row.get("timer")), {})
+    M, commit = row.get("M"), row.get("commit")
     impls = [impl for impl in dict.fromkeys(key[0] for key in found) if (impl, *HOST_CALLS[0]) in found]
     if not impls:
         return ""
-    titles = ["eight short sequences, us", "forward", "backward", "both", "one thread: backward", "both"]
-    titles += ["graphs: forward", "backward", "both"]
+    titles = [f"the host, us (M = N = {M}; {commit})", "forward", "backward", "both"]
+    titles += ["one thread: backward", "one thread: both", "graph: forward", "graph: backward", "graph: both"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for impl in impls:
         values = (found.get((impl, *call)) for call in HOST_CALLS)
         cells = ["" if value is None else f"{value:.0f}" for value in values]
         lines.append(f"| {style.label_of(impl)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def headline(found: Measured) -> str:
+    """Our speed over FlashAttention-4's on the main groups of shapes, one sentence; "" without the peer."""
+    told = []
+    for words, chosen in (
+        ("jagged batches", averaged),
+        ("real histories", lambda case: case.suite == "histories"),
+        ("dense batches", lambda case: case.suite == "dense"),
+    ):
+        ratios = [found.ratios(found.cases(chosen), way).values() for way in DIRECTIONS]
+        if all(ratios):
+            one, other = map(geometric_mean, ratios)
+            told.append(f"on {words} {one:.2f} (forward) and {other:.2f} (backward)")
+    if not told:
+        return ""
+    return f"On an H200 whole calls are this many times as fast as FlashAttention-4's: {', '.join(told)}.\n"
+
+
+def ladder_table(rows: list[dict]) -> str:
+    """TFLOPS of every timed step, in the ladder's order, from rows of `derived.ladder_rows`; or ""."""
+    if not rows:
+        return ""
+    speeds = {(row["direction"], row["step"]): f"{row['tflops']:.0f}" for row in rows}
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    lines = [
+        f"| step, TFLOPS on {rows[0]['shapes']} jagged shapes ({commits}) | forward | backward |",
+        "|---|---|---|",
+    ]
+    for name in derived.KNOWN:
+        cells = [speeds.get((way, name), "") for way in DIRECTIONS]
+        lines += [f"| {name} | {' | '.join(cells)} |"] if any(cells) else []
     return "\n".join(lines)
 
 

@@ -53,6 +53,16 @@ def timed(rows):
     return rows.copy()
 
 
+def speeds_text(rows, names, title: str, index=("M", "N", "density")) -> str:
+    """TFLOPS of steps by shape from `timed` rows under a title, with the provenance of what is shown."""
+    from jfa.lab import style
+
+    chosen = rows[rows["step"].isin(names)]
+    table = chosen.pivot_table(index=list(index), columns="step", values="tflops")
+    shown = table[[name for name in names if name in table]].round(0)
+    return f"{title}\n{shown.to_string()}\n{style.caption(chosen)}"
+
+
 def provenance_lines(rows) -> list[str]:
     """Return one line for each machine and set of versions that the rows come from, all its commits in it."""
     found = rows.reindex(columns=PROVENANCE).astype(object).fillna("unknown").drop_duplicates()

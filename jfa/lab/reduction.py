@@ -15,7 +15,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa.lab import measure
+from jfa.lab import argtypes, measure
 
 WIDTH = 512  # columns of dQ: four heads of 128
 TURNS = 256  # tiles that each CTA adds
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure everything on the current GPU, print a line each, and write the rows."""
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.reduction", description=__doc__)
     parser.add_argument("--output", help="CSV to write")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=argtypes.count, default=7)
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA device: there is nothing to measure here")

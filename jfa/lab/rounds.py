@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from jfa.lab import measure
+from jfa.lab import argtypes, measure
 from jfa.lab.targets import Target, prepare
 
 SHAPE = {"M": 256, "N": 4096, "density": 0.9, "B": 384}
@@ -95,7 +95,7 @@ def record(arguments, name: str, about: str, count: str, default: int, rows_of):
 
     parser = argparse.ArgumentParser(prog=f"python -m jfa.lab.{name}", description=about.splitlines()[0])
     parser.add_argument("--output", help="CSV to write")
-    parser.add_argument(f"--{count}", type=int, default=default)
+    parser.add_argument(f"--{count}", type=argtypes.count, default=default)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA device: there is nothing to measure here")

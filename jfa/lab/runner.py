@@ -2,7 +2,7 @@
 
     python -m jfa.lab.runner [--quick] [-p NAME VALUE] [--timeout SECONDS] [--jobs N] [--write] [NAME ...]
 
-A NAME is a notebook's number, stem or path; without one all of them run. Executed notebooks go to
+A NAME is a notebook's number, name or path; without one all of them run. Executed notebooks go to
 build/notebooks/. A notebook passes when it is plain Python, every cell ran, the last one included, no cell
 failed, the kernel and its threads lived, papermill had nothing to warn of, at least one claim was checked
 (`jfa.lab.check.claim`) and none failed, caught or not. Claims are not read from what is printed: a cell that
@@ -26,6 +26,8 @@ from jfa.lab import notebooks
 
 BUILD = notebooks.ROOT / "build" / "notebooks"
 TIMEOUT = 600
+# What nbformat raises for a file that is missing, or of JSON that is no notebook.
+UNREADABLE = (OSError, ValueError, nbformat.ValidationError, AttributeError, KeyError, TypeError)
 CLAIMS = "application/vnd.jfa.claims+json"
 ASK = f"""import sys
 from IPython.display import display
@@ -137,7 +139,7 @@ def run_notebook(
         notebook = notebooks.read(path)
         refuse_unknown(notebook, parameters or {})
         result.problems = notebooks.not_python(notebook)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
+    except UNREADABLE as error:
         result.problems.append(f"{type(error).__name__}: {error}")
     if result.problems:
         return result
@@ -215,18 +217,31 @@ def _execute(notebook, folder: Path, output: Path, parameters: dict[str, object]
 
 
 def find(names: list[str]) -> list[Path]:
-    """Return the notebooks for numbers, stems or paths, all for []; ValueError if one is not found."""
+    """Return the notebooks for numbers, names or paths, each once, all for []; ValueError if one is none."""
     everything = notebooks.paths()
     found = []
     for name in names:
-        if name.endswith(".ipynb") and Path(name).exists():
+        if name.endswith(".ipynb") and Path(name).is_file():
             found.append(Path(name).resolve())
             continue
-        hits = [path for path in everything if Path(name).stem in (path.stem, path.stem[:2])]
+        hits = [path for path in everything if name in (path.name, path.stem, path.stem[:2])]
         if len(hits) != 1:
             raise ValueError(f"no notebook {name!r}; there are {[path.stem for path in everything]}")
         found += hits
-    return found if names else everything
+    return list(dict.fromkeys(found)) if names else everything
+
+
+def from_a_gpu(path: Path) -> bool:
+    """Return whether a notebook's outputs are those of a machine that measured live."""
+    outputs = [output for cell in notebooks.read(path).cells for output in cell.get("outputs", [])]
+    return any(" measures live " in output.get("text", "") for output in outputs)
+
+
+def gpu_here() -> bool:
+    """Return whether notebooks would measure live on this machine."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def table(results: list[Result]) -> str:
@@ -259,9 +274,7 @@ def run_all(paths: list[Path], jobs: int, **options) -> list[Result]:
 
 def default_jobs() -> int:
     """Return 1 where a GPU measures (two notebooks at once would disturb each other), else up to 2."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
+    return 1 if gpu_here() else min(2, os.cpu_count() or 1)
 
 
 def _literal(text: str) -> object:
@@ -274,7 +287,7 @@ def _literal(text: str) -> object:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line above; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m jfa.lab.runner", description="Execute the notebooks.")
-    parser.add_argument("names", nargs="*", help="numbers, stems or paths; all notebooks if none is given")
+    parser.add_argument("names", nargs="*", help="numbers, names or paths; all notebooks if none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes (sets the parameter QUICK)")
     parser.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter"
@@ -282,6 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=int, default=TIMEOUT, help="seconds that one cell may take")
     parser.add_argument("--jobs", type=int, default=0, help="notebooks at a time (2, or 1 with a GPU)")
     parser.add_argument("--write", action="store_true", help="write passed notebooks back to their place")
+    parser.add_argument("--replace", action="store_true", help="write also over outputs that a GPU measured")
     options = parser.parse_args(arguments)
     given = {name: _literal(value) for name, value in options.p} | ({"QUICK": True} if options.quick else {})
     if options.write and given:
@@ -293,6 +307,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         print("no notebooks found: nothing was executed")
         return 1
+    if options.write and not options.replace and not gpu_here():
+        if measured := [path.stem for path in paths if from_a_gpu(path)]:
+            parser.error(
+                f"--write: the outputs of {', '.join(measured)} were measured on a GPU, and there is none; "
+                "--replace writes over them"
+            )
     if options.jobs < 0:
         parser.error(f"--jobs: expected a positive number, got {options.jobs}")
     jobs = options.jobs or default_jobs()

@@ -159,15 +159,12 @@ def recorded_steps():
 
 def measured_text(names) -> str:
     """Median TFLOPS of backward steps by shape with provenance, or the statement that there are none."""
-    from jfa.lab import style
+    from jfa.lab import recorded
 
     rows = recorded_steps()
     if rows is None:
         return "not measured yet: there is no figures/05_steps.csv, so this notebook claims no speed"
-    chosen = rows[rows["step"].isin(names)]
-    table = chosen.pivot_table(index=["M", "N", "density"], columns="step", values="tflops")
-    shown = table[[name for name in names if name in table]].round(0)
-    return f"measured, backward, TFLOPS\n{shown.to_string()}\n{style.caption(chosen)}"
+    return recorded.speeds_text(rows, names, "measured, backward, TFLOPS")
 
 
 def tile_gain(before, after, queries: int, arch: str = "hopper") -> float:

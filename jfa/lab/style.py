@@ -1,14 +1,10 @@
-"""The one look of every figure: colours, type, captions, files of the same bytes for the same data."""
+"""The one look of every figure: colours, type and captions."""
 
-import contextlib
-import hashlib
 import math
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import seaborn
 
-FIGURES = Path(__file__).resolve().parents[2] / "figures"
 _HUES = seaborn.color_palette("colorblind").as_hex()
 
 # The ladder in the order of the course, each step with its colour everywhere. Yellow is too pale for a line
@@ -184,23 +180,3 @@ def _wrapped(note, width):
         else:
             lines[-1] = joined
     return [line for line in lines if line]
-
-
-def save(figure, name, rows=None, folder=FIGURES):
-    """Write figures/NAME.svg beside figures/NAME.csv; give the picture's path.
-
-    ``rows`` (dicts) are written as the CSV first; without them it must be there already, else
-    FileNotFoundError: no figure without its data. The same figure gives the same bytes, and the picture says
-    by a digest which data it was drawn from.
-    """
-    from jfa.lab.measure import write_rows
-
-    folder = Path(folder)
-    data = folder / f"{name}.csv"
-    if rows is not None:
-        write_rows(data, rows)
-    digest = hashlib.sha256(data.read_bytes()).hexdigest()[:16]
-    about = {"Date": None, "Description": f"{name}.csv, drawn from {digest}"}
-    with styled(), plt.rc_context({"svg.hashsalt": name}), contextlib.suppress(UserWarning):
-        figure.savefig(folder / f"{name}.svg", metadata=about)
-    return folder / f"{name}.svg"

@@ -20,14 +20,6 @@ REPORTED = {
 }
 
 
-def best_rows() -> tuple[list[dict], str]:
-    """The rows of the benchmark and the name of their file: 09_results, else the first measurements."""
-    for name in (results.RESULTS, "02_baseline"):
-        if rows := results.load(name):
-            return rows, name
-    return [], ""
-
-
 def _tflops(found: Measured, case, direction: str, name: str) -> str:
     row = found.rows.get((case, direction, name, "call"))
     return f"{row['tflops']:.0f}" if row else "-"

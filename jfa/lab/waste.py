@@ -6,7 +6,6 @@ Nothing here is a time. A length is a number of keys (rows of K and V); their su
 import heapq
 
 H200_SMS = 132
-B200_SMS = 148
 
 
 def padded(lengths: list[int]) -> float:
