@@ -144,6 +144,8 @@ def test_rows_of_an_ablation_say_what_was_left_out_and_how_wrong_it_is(monkeypat
 def test_rounds_take_everyone_in_turn():
     assert rounds.in_blocks("ab", 3) == list("aaabbb")
     assert rounds.in_turn("ab", 3) == list("abbaab")
+    assert rounds.mean_places(rounds.in_turn, "ab") == [3.5, 3.5]
+    assert rounds.mean_places(rounds.in_blocks, "ab") == [1.5, 5.5]
     turns = rounds.in_turn("abc", 3)
     assert sorted(turns[:3]) == sorted(turns[3:6]) == list("abc")
 

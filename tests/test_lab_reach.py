@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from jfa.lab import flops, reach, results
+from jfa.lab import drawings_clocks, flops, reach, results
 from jfa.lab.targets import Target
 
 WAYS = (reach.Way("rested", 0, 1, 0.01), reach.Way("settled", 1, 1, 0))
@@ -41,6 +41,7 @@ def test_text_has_shares_of_the_product_and_the_clock_that_power_leaves():
     lines = reach.text(rows).splitlines()
     assert lines[1].split()[-6:] == ["800", "600", "1.50", "GHz,", "690", "W"]
     assert lines[2].split()[2:4] == ["4.25", "4.25"] and lines[-1].split()[-2:] == ["0.75", "0.80"]
+    assert drawings_clocks.slowed(rows).to_dict() == {"our forward pass": 0.8, "product": 0.75}
 
 
 def test_the_roofline_divides_by_what_was_recorded():

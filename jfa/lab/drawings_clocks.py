@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 
-from jfa.lab import neighbours, style
+from jfa.lab import neighbours, reach, style
 from jfa.lab.cases import shape_text
 from jfa.lab.results import DIRECTIONS
 
@@ -104,3 +104,10 @@ def clocks_finding(table) -> str:
     return (
         f"Alone, our kernel's clock is below FlashAttention-4's at {lower} of {len(table)} shapes and passes"
     )
+
+
+def slowed(rows):
+    """Rate after a second over that when rested, of the product and of our passes, by name (09_reach)."""
+    found = rows.pivot(index="name", columns="way", values="rate")
+    named = found[found.index.str.startswith(reach.OURS_BEGIN) | (found.index == reach.PRODUCT)]
+    return named[reach.LONG.name] / named[reach.RESTED.name]
