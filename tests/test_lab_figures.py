@@ -122,6 +122,16 @@ def test_what_is_measured_live_is_told_with_its_machine():
     assert recorded.told_live([missing], recorded.show).splitlines() == ["measured live", theirs]
 
 
+def test_live_measurements_are_checked_and_name_what_is_missing():
+    rows = recorded.measured_in_turn(True, ("jfa", "fa4"), device="cpu")
+    missing, forward, backward = rows
+    assert missing["impl"] == "fa4" and "flash_attn" in recorded.show(missing)
+    assert (forward["direction"], backward["direction"]) == ("forward", "backward")
+    for row in (forward, backward):
+        assert row["impl"] == "jfa" and 0 < row["budget_share"] < 1 and row["tflops"] > 0
+        assert recorded.show(row).endswith("% of the error budget")
+
+
 def test_the_readme_says_what_the_data_says(tmp_path):
     text = recorded.README.read_text()
     assert recorded.block(text) == recorded.readme_text()

@@ -164,37 +164,36 @@ def live(quick: bool = False, peers: tuple[str, ...] = ("jfa_baseline", "torch_v
 
     with warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):  # as in `jfa.lab.bench`
         warnings.filterwarnings("ignore", module=r"cutlass\.")  # FlashAttention-4's compiler names its files
-        return _live(quick, peers)
+        return measured_in_turn(quick, peers)
 
 
-def _live(quick, peers):
+def measured_in_turn(quick: bool, peers: tuple[str, ...], device: str = "cuda") -> list[dict]:
+    """The rows of `live`: whole calls, checked against float32, one pass after the other."""
     from jfa.lab import bench, cases, measure
-    from jfa.lab.peers import PEERS, Unsupported
+    from jfa.lab import peers as known
+    from jfa.lab.results import DIRECTIONS
 
     case = cases.Case("jagged", 128, 256 if quick else 1024, 0.5, B=64 if quick else 768)
-    inputs = cases.make_inputs(case)
-    runs, rows = {}, []
+    prepared = bench.Prepared(case, device)
     for name in peers:
-        try:
-            runs[name] = PEERS[name](inputs, "call")
-        except (Unsupported, ImportError) as error:
-            rows.append({"impl": name, "error": str(error), **case.columns()})
-    for direction in ("forward", "backward"):
-        work = case.work(direction)
-        functions = {name: getattr(run, direction) for name, run in runs.items()}
-        options = {"sample_ms": 8.0, "settle_ms": 0.0 if quick else measure.SETTLE_MS}
-        for row in bench.in_turn(functions, 3 if quick else 9, graph=True, **options):
-            columns = {"direction": direction, "scope": "call", "impl": row["name"]}
-            rows.append(measure.add_work({**case.columns(), **columns, **row}, work))
+        prepared.add(name, known.PEERS[name], DIRECTIONS, "call")
+    missing = {name: reason for (name, *_), reason in prepared.reasons.items()}
+    rows = [{"impl": name, "error": reason, **case.columns()} for name, reason in missing.items()]
+    options = {"graph": device != "cpu", "host_clock": device == "cpu", "sample_ms": 8.0}
+    options["settle_ms"] = 0.0 if quick else measure.SETTLE_MS
+    for direction in DIRECTIONS:
+        functions = {key: fn for key, fn in prepared.functions.items() if key[1] == direction}
+        rows += map(prepared.row, bench.in_turn(functions, 3 if quick else 9, **options))
     return rows
 
 
 def show(row: dict) -> str:
-    """A row of `live` as a line: milliseconds with their spread, TFLOPS."""
+    """A row of `live` as a line: milliseconds with their spread, TFLOPS, error over what is allowed."""
     if row.get("error"):
         return f"{row['impl']}: did not run: {row['error']}"
     spread = f"{row['ms_p20']:.3f} to {row['ms_p80']:.3f}"
     took = f"{row['ms_p50']:.3f} ms ({spread}), {row['tflops']:.0f} TFLOPS"
+    took += f", {100 * row['budget_share']:.0f} % of the error budget" if row.get("budget_share") else ""
     return f"{row['direction']:<8} {row['impl']:<14} {took}"
 
 
