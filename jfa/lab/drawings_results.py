@@ -144,6 +144,9 @@ def ladder(rows):
     return figure
 
 
+MARKERS = {"cudnn": "s", "torch_varlen": "v", "flex": "D", "jfa_baseline": "^"}  # greys alone look alike
+
+
 def dense(rows):
     """Lines: TFLOPS on dense shapes and packed self-attention, a line a peer (09_dense)."""
     rows = numeric(rows)
@@ -162,7 +165,8 @@ def dense(rows):
             for name in sorted(part["impl"].unique(), key=lambda name: (name != "jfa", name)):
                 points = part[part["impl"] == name].sort_values("N")
                 label = style.label_of(name)
-                axes.plot(points["N"], points["tflops"], marker="o", markersize=3, label=label, **looks[name])
+                look = looks[name] | {"marker": MARKERS.get(name, "o"), "markersize": 4}
+                axes.plot(points["N"], points["tflops"], label=label, **look)
             ticks = sorted(part["N"].unique())
             axes.set(xscale="log", ylim=(0, None))
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
