@@ -20,7 +20,7 @@ def choose(problem: Problem) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
     Over `peeled`, whole calls: multicast of Q and dO (two_cta) lost 1 to 40 % on eight jagged shapes, 12 % on
-    average; `ds_buffered` gained 2 % on average of eight dense and packed shapes (it lost 1 % at most,
+    average; `ds_buffered` gained 1 % on average of eight dense and packed shapes (it lost 3 % at most,
     in short samples 4 %) and nothing on the jagged ones. More than 512 rows: not timed.
     """
     if fits_stationary(problem) is None and problem.total_q <= STATIONARY_ROWS:

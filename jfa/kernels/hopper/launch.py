@@ -21,8 +21,8 @@ DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 def choose(problem: Problem, steps: list[Step]) -> Step:
     """The step that is fastest for these shapes, by measurement on an H200; never looks at a value.
 
-    One answer for all: of 64 shapes, whole calls, `staged` beat `stationary` at 57 (by 3 % on average; it was
-    at most 4 % behind, at 128 rows) and, in short samples, `peeled` at 60 (by 5 %).
+    One answer for all: of 64 shapes, whole calls, `staged` beat `stationary` at 54 (by 4 % on average; it was
+    at most 2 % behind, at 128 rows) and, in short samples, `peeled` at 60 (by 5 %).
     """
     return find(steps, "staged")
 
