@@ -5,7 +5,7 @@ import importlib
 from jfa import backends, jagged, reference
 from jfa.attention import jagged_flash_attention
 
-__all__ = ["backends", "jagged", "jagged_flash_attention", "reference", "schedule", "steps"]
+__all__ = ["backends", "jagged", "jagged_flash_attention", "reference"]
 
 
 def __getattr__(name):

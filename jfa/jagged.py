@@ -31,9 +31,12 @@ def lengths_to_offsets(lengths, dtype: torch.dtype = torch.int32) -> torch.Tenso
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and lengths.numel():
         if int(lengths.min()) < 0:
             raise ValueError(f"lengths: expected no negative length, got {int(lengths.min())}")
-        total = sum(lengths.tolist())  # Python's integers do not wrap around
-        if total > torch.iinfo(dtype).max:
-            raise ValueError(f"lengths: their sum {total} does not fit {dtype}; use torch.int64")
+        if (
+            int(sums.min()) < 0 or int(sums[-1]) > torch.iinfo(dtype).max
+        ):  # a sum that wraps around is negative
+            raise ValueError(
+                f"lengths: their sum {sum(lengths.tolist())} does not fit {dtype}; use torch.int64"
+            )
     return torch.cat([sums.new_zeros(1), sums]).to(dtype)
 
 

@@ -46,7 +46,7 @@ def test_text_has_shares_of_the_product_and_the_clock_that_power_leaves():
 
 def test_the_roofline_divides_by_what_was_recorded():
     rows = pandas.DataFrame(results.load(results.REACH))
-    found = reach.rates(rows)
+    found = reach.table(rows).loc
     machine = flops.MACHINES["H200"]
     assert found["product", "rested"] * 1e12 == pytest.approx(machine.flops_measured.value, rel=0.02)
     assert found["copy", "rested"] * 1e12 == pytest.approx(machine.bytes_measured.value, rel=0.03)

@@ -184,7 +184,7 @@ def test_a_step_measured_by_name_stands_for_the_call_that_takes_it():
 
 
 def test_the_table_has_a_line_for_each_group_and_pass():
-    lines = readme.table(full()).splitlines()
+    lines = readme.table(readme.lines_of(results.Measured.of(full()))).splitlines()
     assert len(lines) == 2 + 2 * len(readme.GROUPS)
     assert "| jagged, all three | forward | 36 | 520 | 0.65 | 2.50 | 2.50 |  |" in lines
     assert "| dense | forward | 4 | 520 | 0.65 | 2.50 | 2.50 | 0.95 |" in lines
@@ -229,7 +229,7 @@ def test_the_share_of_the_roofline_by_another_rate(monkeypatch):
 def test_rows_of_another_run_are_marked_and_no_second_measurement():
     packed = set(cases.SUITES["packed"]())
     mixed = [one | ({"commit": "old"} if cases.Case.of(one) in packed else {}) for one in full()]
-    lines = [line["shapes"] for line in readme.lines_of(mixed)]
+    lines = [line["shapes"] for line in readme.lines_of(results.Measured.of(mixed))]
     assert lines[-2:] == ["packed self-attention (run of old)"] * 2 and not any(
         "old" in x for x in lines[:-2]
     )

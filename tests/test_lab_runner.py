@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from jfa.lab import notebooks, runner
+from jfa.lab import course, notebooks, runner
 
 CLAIM = "from jfa.lab.check import claim\nclaim('one is one', 1 == 1)"
 
@@ -196,12 +196,12 @@ def test_outputs_of_a_gpu_are_not_written_over_where_there_is_none(monkeypatch, 
     assert runner.from_a_gpu(measured) and not runner.from_a_gpu(plain)
     started = []
     monkeypatch.setattr(runner, "run_all", lambda paths, jobs, **options: started.append(paths) or [])
-    monkeypatch.setattr(runner, "gpu_here", lambda: False)
+    monkeypatch.setattr(course, "gpu", lambda: None)
     with pytest.raises(SystemExit):
         runner.main(["--write", "00", "09"])
     assert "09_full_kernel were measured on a GPU" in capsys.readouterr().err and not started
     assert runner.main(["--write", "00"]) == runner.main(["--write", "--replace", "09"]) == 0
-    monkeypatch.setattr(runner, "gpu_here", lambda: True)
+    monkeypatch.setattr(course, "gpu", lambda: "NVIDIA H200")
     assert runner.main(["--write", "09"]) == 0 and started == [[plain], [measured], [measured]]
     with pytest.raises(SystemExit):
         runner.main(["--jobs", "-1", "00"])

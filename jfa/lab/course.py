@@ -23,6 +23,9 @@ LADDER = (
 )
 
 
+LIVE = "measures live"  # what `setup` says where there is a GPU
+
+
 def gpu() -> str | None:
     """Return the name of the current GPU, or None where PyTorch sees none."""
     import torch
@@ -35,7 +38,7 @@ def setup() -> str:
     # torch's nested tensors make torch.fx warn of one of torch's own functions: no news for a reader.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     device = gpu()
-    where = f"{device}: measures live" if device else "CPU: kernels run in the emulator, no time is measured"
+    where = f"{device}: {LIVE}" if device else "CPU: kernels run in the emulator, no time is measured"
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {pins.version_of(name) or 'missing'}" for name in ("torch", "fbtriton")]
     return " · ".join([where, *versions])

@@ -108,6 +108,6 @@ def clocks_finding(table) -> str:
 
 def slowed(rows):
     """Rate after a second over that when rested, of the product and of our passes, by name (09_reach)."""
-    found = rows.pivot(index="name", columns="way", values="rate")
-    named = found[found.index.str.startswith(reach.OURS_BEGIN) | (found.index == reach.PRODUCT)]
+    found = reach.table(rows)
+    named = found.loc[sorted([reach.PRODUCT, *reach.ours(found).index])]
     return named[reach.LONG.name] / named[reach.RESTED.name]

@@ -73,29 +73,34 @@ def recorded(rounds: int = 5, ways=WAYS, sizes=(), **options):
             yield row | facts | {"rate": round(rate, 2), "unit": unit}
 
 
-def rates(rows) -> dict[tuple[str, str], float]:
-    """(work, way) -> its rate, from rows (a DataFrame)."""
-    return rows.set_index(["name", "way"])["rate"].to_dict()
+def table(rows):
+    """The rates as a DataFrame, a line a work and a column a way, both as they come in rows (a DataFrame)."""
+    return rows.pivot_table(index="name", columns="way", values="rate", sort=False)
+
+
+def ours(found):
+    """Of a `table`, the lines of our passes."""
+    return found[found.index.str.startswith(OURS_BEGIN)]
 
 
 def shares(rows):
     """Our passes' rates over the product's in the same way: a DataFrame, a line a pass, a column a way."""
-    found = rows.pivot(index="name", columns="way", values="rate")[list(dict.fromkeys(rows["way"]))]
-    return found[found.index.str.startswith(OURS_BEGIN)] / found.loc[PRODUCT]
+    found = table(rows)
+    return ours(found) / found.loc[PRODUCT]
 
 
 def text(rows) -> str:
     """A line a work: its rate in every way, our passes also over the product's; from rows (a DataFrame)."""
-    found, names, over = rates(rows), list(dict.fromkeys(rows["way"])), shares(rows)
+    found, over = table(rows), shares(rows)
     last = rows[rows["way"] == LONG.name].set_index("name")
-    lines = [
-        f"{'':<18} {'':<6} " + " ".join(f"{name:>14}" for name in names) + f"  clock and power {LONG.name}"
-    ]
-    for (name, unit), _ in rows.groupby(["name", "unit"], sort=False):
-        digits = 0 if unit == "TFLOPS" else 2
-        cells = " ".join(f"{found[name, way]:>14.{digits}f}" for way in names)
+    units = rows.drop_duplicates("name").set_index("name")["unit"]
+    titles = " ".join(f"{way:>14}" for way in found)
+    lines = [f"{'':<18} {'':<6} {titles}  clock and power {LONG.name}"]
+    for name, speeds in found.iterrows():
+        digits = 0 if units[name] == "TFLOPS" else 2
+        cells = " ".join(f"{speed:>14.{digits}f}" for speed in speeds)
         clock = f"{last['sm_clock_mhz'][name] / 1e3:.2f} GHz, {last['power_w'][name]:.0f} W"
-        lines.append(f"{name:<18} {unit:<6} {cells}  {clock}")
+        lines.append(f"{name:<18} {units[name]:<6} {cells}  {clock}")
         if name in over.index:
             cells = " ".join(f"{share:>14.2f}" for share in over.loc[name])
             lines.append(f"{'... over product':<18} {'':<6} {cells}")

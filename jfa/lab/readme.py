@@ -3,7 +3,7 @@
 import pandas
 
 from jfa.lab import derived, measure, reach, recorded, results, style
-from jfa.lab.recorded import geometric_mean
+from jfa.lab.recorded import geometric_mean, markdown
 from jfa.lab.results import DIRECTIONS, Measured, averaged, plain
 
 GROUPS = (
@@ -18,13 +18,12 @@ GROUPS = (
 )
 
 
-def lines_of(rows: list[dict]) -> list[dict]:
+def lines_of(found: Measured) -> list[dict]:
     """One line for each group of shapes and direction: our TFLOPS, share of the roofline, ratios.
 
     A ratio that is of fewer shapes than the line has their number in brackets. A group that another run
     measured than most others names that run's commit.
     """
-    found = Measured.of(rows)
     lines = []
     for label, chosen in GROUPS:
         cases = found.cases(chosen)
@@ -51,36 +50,36 @@ def lines_of(rows: list[dict]) -> list[dict]:
     return lines
 
 
-def table(rows: list[dict]) -> str:
-    """The lines of `lines_of` as Markdown; what no line has is left out, else an empty cell."""
-    titles = {"shapes": "shapes", "pass": "pass", "count": "count", "tflops": "TFLOPS"}
-    lines = lines_of(rows)
-    words = ["of the roofline", "over FA4", "least", "over cuDNN", "over PyTorch varlen"]
-    words += ["over FlexAttention", "over our baseline"]
-    numbers = [name for name in (lines[0] if lines else ()) if name not in titles]
-    titles |= dict(zip(numbers, words, strict=True)) if lines else {}
-    titles = {name: title for name, title in titles.items() if any(line[name] is not None for line in lines)}
-    text = [f"| {' | '.join(titles.values())} |", "|---" * len(titles) + "|"]
-    for line in lines:
-        cells = [str(line[name]) for name in ("shapes", "pass", "count")] + [f"{line['tflops']:.0f}"]
-        rest = [line[name] for name in titles if name in numbers]
-        cells += [
-            "" if value is None else value if isinstance(value, str) else f"{value:.2f}" for value in rest
-        ]
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+TITLES = {"shapes": "shapes", "pass": "pass", "count": "count", "tflops": "TFLOPS"}
+TITLES |= {name: name for name in ("of the roofline", "over FA4", "least")}
+TITLES |= {"over cudnn": "over cuDNN", "over torch_varlen": "over PyTorch varlen"}
+TITLES |= {"over flex": "over FlexAttention", "over jfa_baseline": "over our baseline"}
 
 
-def slower(rows: list[dict]) -> str:
-    """A sentence: lines of the table in which FlashAttention-4 is faster on average, and how many shapes."""
+def table(lines: list[dict]) -> str:
+    """Lines of `lines_of` as Markdown; what no line has is left out, else an empty cell."""
+    titles = {name: title for name, title in TITLES.items() if any(line[name] is not None for line in lines)}
+    return (
+        markdown(list(titles.values()), [[_cell(name, line[name]) for name in titles] for line in lines])
+        + "\n"
+    )
+
+
+def _cell(name: str, value) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if name == "tflops" else f"{value:.2f}"
+    return "" if value is None else str(value)
+
+
+def slower(found: Measured, lines: list[dict]) -> str:
+    """A sentence: in which of `lines_of` FlashAttention-4 is faster on average, and at how many shapes."""
     lost = [
         f"{line['shapes']}, {line['pass']} (ours has {line['over FA4']:.3g} times its speed)"
-        for line in lines_of(rows)
+        for line in lines
         if (line["over FA4"] or 1) < 1
     ]
     if not lost:
         return "It leads on no line of the table."
-    found = Measured.of(rows)
     ratios = [ratio for direction in DIRECTIONS for ratio in found.ratios(found.cases(), direction).values()]
     behind = f"at {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} shapes and passes"
     told = f"FlashAttention-4 is faster on average on {'; '.join(lost)}, and {behind}"
@@ -94,7 +93,8 @@ def text(rows: list[dict]) -> str:
     found = Measured.of(rows)
     met, short = results.reached(rows), results.load(results.SHORT)
     targets = f"{sum(met)} of our own {len(met)} targets are reached; notebook 09 has each with its value."
-    first = [headline(found), table(rows), slower(rows), targets, _least(found), kept(found)]
+    lines = lines_of(found)
+    first = [headline(found), table(lines), slower(found, lines), targets, _least(found), kept(found)]
     others = [
         runs_table({"": rows, results.EARLIER: results.load(results.EARLIER), results.SHORT: short}),
         derived.alone_text(results.load(results.CLOCKS), rows, short),
@@ -116,7 +116,7 @@ def runs_table(runs: dict[str, list[dict]]) -> str:
         return ""
     titles = ["run", "before a sample", "targets", "forward over FA4", "backward over FA4"]
     titles += ["change from it to the table's run: our times", "FA4's times", "our ratio"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for name, rows in [("", last), *before]:
         found, met = Measured.of(rows), results.reached(rows)
         row = next(iter(found.rows.values()))
@@ -132,8 +132,8 @@ def runs_table(runs: dict[str, list[dict]]) -> str:
         for column in ("ms", "fa4_ms", "over_fa4"):
             changes = [100 * share for share in derived.changes(spread, column)] if spread else []
             cells.append("{:+.1f} % ({:+.1f} %)".format(*changes) if changes else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n\nChanges are medians over shapes, in brackets the largest.\n"
+        lines.append(cells)
+    return markdown(titles, lines) + "\n\nChanges are medians over shapes, in brackets the largest.\n"
 
 
 HOST_CALLS = (
@@ -159,12 +159,11 @@ def host_table(rows: list[dict]) -> str:
         return ""
     titles = [f"the host, us (M = N = {M}; {commit})", "forward", "backward", "both"]
     titles += ["one thread: backward", "one thread: both", "graph: forward", "graph: backward", "graph: both"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for impl in impls:
         values = (found.get((impl, *call)) for call in HOST_CALLS)
-        cells = ["" if value is None else f"{value:.0f}" for value in values]
-        lines.append(f"| {style.label_of(impl)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([style.label_of(impl), *("" if value is None else f"{value:.0f}" for value in values)])
+    return markdown(titles, lines)
 
 
 def headline(found: Measured) -> str:
@@ -190,14 +189,9 @@ def ladder_table(rows: list[dict]) -> str:
         return ""
     speeds = {(row["direction"], row["step"]): f"{row['tflops']:.0f}" for row in rows}
     commits = ", ".join(sorted({row["commit"] for row in rows}))
-    lines = [
-        f"| step, TFLOPS on {rows[0]['shapes']} jagged shapes ({commits}) | forward | backward |",
-        "|---|---|---|",
-    ]
-    for name in derived.KNOWN:
-        cells = [speeds.get((way, name), "") for way in DIRECTIONS]
-        lines += [f"| {name} | {' | '.join(cells)} |"] if any(cells) else []
-    return "\n".join(lines)
+    titles = [f"step, TFLOPS on {rows[0]['shapes']} jagged shapes ({commits})", *DIRECTIONS]
+    lines = [[name, *(speeds.get((way, name), "") for way in DIRECTIONS)] for name in derived.KNOWN]
+    return markdown(titles, [line for line in lines if any(line[1:])])
 
 
 def _least(found: Measured) -> str:
@@ -218,13 +212,13 @@ def kept(found: Measured) -> str:
     cases = found.cases(averaged)
     if not recorded_rates or not cases:
         return ""
-    rates = reach.rates(pandas.DataFrame(recorded_rates))
-    settled, ways = rates[reach.PRODUCT, reach.SETTLED.name], []
+    product = reach.table(pandas.DataFrame(recorded_rates)).loc[reach.PRODUCT]
+    settled, ways = product[reach.SETTLED.name], []
     for way in DIRECTIONS:
         rested, here = (geometric_mean(found.shares(cases, way, rate)) for rate in (None, settled * 1e12))
         ways.append(f"{way} {here:.2f} instead of {rested:.2f}")
     return (
-        f"A rested GPU reaches {rates[reach.PRODUCT, reach.RESTED.name]:.0f} TFLOPS in a cuBLAS product; "
+        f"A rested GPU reaches {product[reach.RESTED.name]:.0f} TFLOPS in a cuBLAS product; "
         f"after {reach.SETTLED.settle_ms:g} ms of itself, as all kernels in the table are, {settled:.0f} "
         f"([rows](figures/{results.REACH}.csv)).\nBy that rate our share of the roofline on the {len(cases)} "
         f"jagged shapes is {', '.join(ways)}."

@@ -104,18 +104,34 @@ def summary(rows, baseline: str = "jfa_baseline") -> list[dict]:
     return lines
 
 
+def markdown(titles, lines) -> str:
+    """Return a Markdown table of texts, a line each, without a last line break."""
+    first, *rest = (f"| {' | '.join(cells)} |" for cells in (titles, *lines))
+    return "\n".join([first, "|---" * len(titles) + "|", *rest])
+
+
 def table(rows) -> str:
     """Return the README's text on the measurements: a Markdown table and its provenance."""
     if rows.empty:
         return NOTHING
-    lines = ["| suite | direction | scope | what ran | shapes | TFLOPS, geometric mean | over the baseline |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    titles = [
+        "suite",
+        "direction",
+        "scope",
+        "what ran",
+        "shapes",
+        "TFLOPS, geometric mean",
+        "over the baseline",
+    ]
+    lines = []
     for line in summary(rows):
         ratio = "" if math.isnan(line["ratio"]) else f"{line['ratio']:.2f}"
-        keys = " | ".join(str(line[name]) for name in KEYS)
-        lines.append(f"| {keys} | {line['peer']} | {line['shapes']} | {line['tflops']:.0f} | {ratio} |")
+        keys = [str(line[name]) for name in KEYS]
+        lines.append([*keys, line["peer"], str(line["shapes"]), f"{line['tflops']:.0f}", ratio])
     where = "; ".join(provenance_lines(rows))
-    return "\n".join(lines) + f"\n\nFLOPs of real lengths, padding never counted. Measured on {where}.\n"
+    return (
+        f"{markdown(titles, lines)}\n\nFLOPs of real lengths, padding never counted. Measured on {where}.\n"
+    )
 
 
 def readme_text() -> str:

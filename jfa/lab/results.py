@@ -279,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     rows, memory = (load(path.stem, path.parent) for path in (options.rows, options.memory))
     try:
-        text = [targets_text(rows, memory), readme.table(rows)]
+        text = [targets_text(rows, memory), readme.table(readme.lines_of(Measured.of(rows)))]
         text += [derived.spread_text(earlier, rows)] if (earlier := load(EARLIER)) else []
     except (TypeError, ValueError) as error:  # a word where a number belongs
         parser.error(f"{options.rows} or {options.memory}: {error}")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import nbformat
 
-from jfa.lab import notebooks
+from jfa.lab import course, notebooks
 
 BUILD = notebooks.ROOT / "build" / "notebooks"
 TIMEOUT = 600
@@ -234,14 +234,7 @@ def find(names: list[str]) -> list[Path]:
 def from_a_gpu(path: Path) -> bool:
     """Return whether a notebook's outputs are those of a machine that measured live."""
     outputs = [output for cell in notebooks.read(path).cells for output in cell.get("outputs", [])]
-    return any(" measures live " in output.get("text", "") for output in outputs)
-
-
-def gpu_here() -> bool:
-    """Return whether notebooks would measure live on this machine."""
-    import torch
-
-    return torch.cuda.is_available()
+    return any(course.LIVE in output.get("text", "") for output in outputs)
 
 
 def table(results: list[Result]) -> str:
@@ -274,7 +267,7 @@ def run_all(paths: list[Path], jobs: int, **options) -> list[Result]:
 
 def default_jobs() -> int:
     """Return 1 where a GPU measures (two notebooks at once would disturb each other), else up to 2."""
-    return 1 if gpu_here() else min(2, os.cpu_count() or 1)
+    return 1 if course.gpu() else min(2, os.cpu_count() or 1)
 
 
 def _literal(text: str) -> object:
@@ -307,7 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         print("no notebooks found: nothing was executed")
         return 1
-    if options.write and not options.replace and not gpu_here():
+    if options.write and not options.replace and not course.gpu():
         if measured := [path.stem for path in paths if from_a_gpu(path)]:
             parser.error(
                 f"--write: the outputs of {', '.join(measured)} were measured on a GPU, and there is none; "

@@ -5,7 +5,7 @@ import statistics
 import textwrap
 
 from jfa.lab import results, style
-from jfa.lab.recorded import geometric_mean
+from jfa.lab.recorded import geometric_mean, markdown
 from jfa.lab.results import Measured
 
 DENSITIES = results.MEAN_DENSITIES
@@ -299,12 +299,12 @@ def tuning_table(rows: list[dict] | None = None) -> str:
     titles |= {"predicted_percent": "predicted", "measured_percent": "measured", "shapes": "shapes"}
     titles |= {"verdict": "verdict", "limit": "what limits", "source": "source"}
     titles = {name: title for name, title in titles.items() if any(row.get(name) for row in rows)}
-    text = [f"| {' | '.join(titles.values())} |", "|---" * len(titles) + "|"]
+    lines = []
     for row in rows:
         cells = []
         for name in titles:
             value = row.get(name, "")
             text_of = f"{value:+g}" if isinstance(value, (int, float)) else str(value).replace("|", "/")
             cells.append(f"{text_of} %" if name.endswith("_percent") and text_of else text_of)
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
+        lines.append(cells)
+    return markdown(list(titles.values()), lines) + "\n"
